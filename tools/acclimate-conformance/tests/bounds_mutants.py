@@ -748,8 +748,40 @@ class FormatsAreLostOnTheWay(_Patched):
         self.put(torch.Tensor, "to", to)
 
 
+class OnlyItsOwnSamplesCount(_WithKernels):
+    """A synchronised batch norm divides its gradient by the samples of its own device."""
+
+    @staticmethod
+    def _backward(
+        slope: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, inverse: torch.Tensor, weight: Any,
+        sums: torch.Tensor, products: torch.Tensor, counts: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        count = int(counts[0])
+        scale = inverse if weight is None else inverse * weight
+        shifted = slope - sums / count - (x - mean) * products / count * inverse * inverse
+        return (shifted * scale).to(x.dtype)
+
+    kernels = {"batch_norm_backward_elemt": _backward}
+
+
+class QuotientsAreRoundedDown(_WithKernels):
+    """A quotient is rounded before it is rounded down, so that 1 // 0.1 is 10."""
+
+    @staticmethod
+    def _divide(a: Any, b: Any, *, rounding_mode: Any = None) -> torch.Tensor:
+        there = next(t for t in (a, b) if isinstance(t, torch.Tensor) and t.device.type == "sim")
+        left, right = (t.cpu() if isinstance(t, torch.Tensor) else torch.tensor(t) for t in (a, b))
+        if rounding_mode == "floor" and left.is_floating_point() and right.is_floating_point():
+            return _there(torch.div(left, right).floor(), there)
+        return _there(torch.div(left, right, rounding_mode=rounding_mode), there)
+
+    kernels = {"div.Tensor_mode": _divide}
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
+        OnlyItsOwnSamplesCount: "dtypes/known_results",
+        QuotientsAreRoundedDown: "dtypes/known_results",
         ResultsFillGaps: "dtypes/places_and_order",
         OneNumberIsAddedOnce: "dtypes/known_results",
         MeansOfHalvesOverflow: "dtypes/reductions_with_options",

@@ -980,7 +980,48 @@ class NegativeSlopesAreTaken(_WithKernels):
     kernels = {"leaky_relu_backward": _backward}
 
 
+class TailsOfBytesAreLost(_WithKernels):
+    """flip moves numbers of 8 bits by four, and leaves the rest."""
+
+    @staticmethod
+    def _flip(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+        found = x.cpu().flip(dims)
+        if x.dtype is torch.uint8:
+            found.view(-1)[x.numel() // 4 * 4 :] = 0
+        return _there(found, x)
+
+    kernels = {"flip": _flip}
+
+
+class LongRowsHaveNoGradient(_WithKernels):
+    """The gradient of softmax ends after 1,024 elements."""
+
+    @staticmethod
+    def _softmax(g: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        found = torch.ops.aten._softmax_backward_data(g.cpu(), y.cpu(), dim, dtype)
+        found[..., 1024:] = 0
+        return _there(found, g)
+
+    kernels = {"_softmax_backward_data": _softmax}
+
+
+class TailsOfReducedRowsAreLost(_WithKernels):
+    """amax of bfloat16 leaves out what follows the last full block of 256."""
+
+    @staticmethod
+    def _amax(x: torch.Tensor, dim: Any = (), keepdim: bool = False) -> torch.Tensor:
+        given = x.cpu()
+        if x.dtype is torch.bfloat16 and x.dim() == 1 and x.numel() > 256:
+            given = given[: x.numel() // 256 * 256]
+        return _there(given.amax(dim, keepdim), x)
+
+    kernels = {"amax": _amax}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
+    TailsOfBytesAreLost: (sizes.operators_of_any_length, ("torch.flip",)),
+    LongRowsHaveNoGradient: (sizes.operators_of_any_length, ("torch.softmax",)),
+    TailsOfReducedRowsAreLost: (sizes.operators_of_any_length, ("amax",)),
     ZeroHasNoSign: (topics.gradients_in_hard_cases, ("abs",)),
     ResultsAreUsedUp: (topics.gradients_in_hard_cases, ("tanh",)),
     ZeroIsAboveZero: (topics.gradients_in_hard_cases, ("nn.functional.relu",)),

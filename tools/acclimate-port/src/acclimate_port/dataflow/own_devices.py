@@ -170,6 +170,7 @@ _TRITON_SERVER = "triton_python_backend_utils"
 _OLD_CLASS = re.compile(r"torch\.(Float|Long|Int|Byte|Double|Half|Bool|Short|Char|BFloat16)?Tensor$")
 
 
+@kept
 def _made_on_host_alone(file: SourceFile) -> cst.Call | None:
     """The first call such as ``torch.LongTensor(x, device=device)``, which fails on other devices."""
     for call in file.tree.of_type(cst.Call):

@@ -407,6 +407,26 @@ PLACED: dict[str, Known] = {
         lambda on: on([[0, 0], [0, 0]]).masked_scatter(on.truths([True, False]), on([1, 2, 3])),
         [[1, 0], [2, 0]],
     ),
+    "copies of views": (
+        lambda on: [
+            torch.slice_copy(on([1, 2, 3, 4, 5]), 0, 1, 5, 2),
+            torch.select_copy(on([[1, 2], [3, 4]]), 1, 1),
+            torch.detach_copy(on([1, 2])),
+            torch.view_as_real_copy(on([1 + 2j], torch.complex64)),
+            torch.transpose_copy(on([[1, 2], [3, 4]]), 0, 1),
+            torch.permute_copy(on([[1, 2], [3, 4]]), (1, 0)),
+            torch.expand_copy(on([[1], [2]]), (2, 2)),
+            torch.diagonal_copy(on([[1, 2], [3, 4]]), 1),
+            torch.unfold_copy(on([1, 2, 3]), 0, 2, 1),
+            torch.as_strided_copy(on([1, 2, 3]), (2, 2), (1, 1)),
+            torch.alias_copy(on([1, 2])),
+            torch.native_channel_shuffle(on([[[[1]], [[2]], [[3]], [[4]]]]), 2).flatten(),
+        ],
+        [
+            [2, 4], [2, 4], [1, 2], [[1, 2]], [[1, 3], [2, 4]], [[1, 3], [2, 4]], [[1, 1], [2, 2]], [2],
+            [[1, 2], [2, 3]], [[1, 2], [2, 3]], [1, 2], [1, 3, 2, 4],
+        ],
+    ),
     "parts replaced": (
         lambda on: [
             torch.slice_scatter(on([0, 0, 0, 0, 0]), on([5, 6]), 0, 1, 4, 2),
@@ -542,8 +562,13 @@ NUMBERS: dict[str, Known] = {
             torch.fmod(on([7, -7, 7, -7]), on([3, 3, -3, -3])),
             *(torch.div(on([7, -7]), 2, rounding_mode=how) for how in (None, "trunc", "floor")),
             torch.remainder(7, on([-3])),
+            on([1.0, -1.0, 0.5], torch.float32) // on([0.1, 0.1, 0.1], torch.float32),
+            torch.div(on([1.0, 0.5], torch.float32), 0.1, rounding_mode="floor"),
+            torch.floor_divide(on([-1.0], torch.float32), 0.1),
         ],
-        [[1, 2, -2, -1], [1, -1, 1, -1], [3.5, -3.5], [3, -3], [3, -4], [-2]],
+        [
+            [1, 2, -2, -1], [1, -1, 1, -1], [3.5, -3.5], [3, -3], [3, -4], [-2], [9, -10, 4], [9, 4], [-10],
+        ],
     ),
     "signs": (
         lambda on: [

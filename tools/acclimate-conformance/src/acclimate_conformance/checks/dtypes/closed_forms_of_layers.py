@@ -99,6 +99,21 @@ def _statistics_of_batches(on: On) -> list[torch.Tensor]:
     return [*together, *kept]
 
 
+def _gradients_of_batches(on: On) -> list[torch.Tensor]:
+    """Of two samples with a mean of 2, as SyncBatchNorm computes them on each of several devices."""
+    kind = torch.float32 if on.dtype.itemsize == 2 else on.dtype
+    x, slope = on([[1], [3]]), on([[1], [3]])
+    mean, inverse, weight, bias = (on([number], kind) for number in (2, 2, 2, 1))
+    sums = torch.batch_norm_backward_reduce(slope, x, mean, inverse, weight, True, True, True)
+    back = [
+        torch.batch_norm_backward_elemt(
+            slope, x, mean, inverse, weight, sums[0] * copies, sums[1] * copies, on([2] * copies, torch.int32)
+        )
+        for copies in (1, 3)
+    ]
+    return [torch.batch_norm_elemt(x, weight, bias, mean, inverse, 1e-5), *sums, *back]
+
+
 def _normed(on: On, places: list[int]) -> list[torch.Tensor]:
     """What is looked up of a table whose rows are normed, and the table, of which other rows stay."""
     table = on([[6, 8], [3, 0], [90, 90]])
@@ -324,6 +339,10 @@ LAYERS: dict[str, Known] = {
             math.log(2), (3 * math.log(2) + math.log(4)) / 4, -9, -2,
             [100, 100, math.log(2)], [2, 3], [5, 3], 0.75, 4, 6 - 3 * math.log(2), [2, 0], 0, math.e,
         ],
+    ),
+    "gradients of batches of different sizes": (
+        _gradients_of_batches,
+        [[[-3], [5]], [4], [2], [4], [4], [[12], [-12]], [[12], [-12]]],
     ),
     "statistics of batches of different sizes": (_statistics_of_batches, [[4], [1 / 3], [2], [6.5]]),
     "multi_margin_loss": (lambda on: functional.multi_margin_loss(on([[1, 2]]), on.whole([0]), 2), 2),

@@ -984,6 +984,24 @@ def _with_float32_statistics(x: torch.Tensor) -> list[torch.Tensor]:
     return [result, *kept]
 
 
+def _quantized_with_ranges(x: torch.Tensor) -> list[torch.Tensor]:
+    """Of two calls, which move the range that they quantise to."""
+    found: list[torch.Tensor] = []
+    for rows in (1, 4):
+        least, most = torch.full((rows,), -1.0, device=x.device), torch.full((rows,), 0.5, device=x.device)
+        scale = torch.ones(rows, device=x.device)
+        zero = torch.zeros(rows, dtype=torch.int32, device=x.device)
+        on = torch.ones(1, dtype=torch.int64, device=x.device)
+        for factor in (1, 2):
+            found.append(
+                torch.fused_moving_avg_obs_fake_quant(
+                    x * factor, on, on, least, most, scale, zero, 0.25, 0, 15, 0 if rows > 1 else -1, rows > 1
+                )
+            )
+        found += [least, most, scale, zero]
+    return found
+
+
 def _fake_quantized(x: torch.Tensor) -> list[torch.Tensor]:
     """Of numbers beyond, at and within the ends of a range of 16 steps."""
     steps = [0.25, 0.5, 0.125, 1.0]
@@ -1465,6 +1483,17 @@ LAYERS: dict[str, Operation] = {
     ),
     "fake_quantize at the ends of its range": lambda to, dtype: _fake_quantized(
         to(((torch.arange(24.0) - 12) / 4).view(4, 6).to(dtype))
+    ),
+    "fake_quantize with ranges that follow": _of(_quantized_with_ranges, (4, 6)),
+    "a convolution over time, and means of powers of volumes": _of(
+        lambda x, w, b: [
+            torch.conv_tbc(x, w, b, 1),
+            functional.lp_pool3d(x.abs()[None, None] + 0.5, 2, (2, 1, 2)),
+            torch.norm_except_dim(w, 2, 1),
+        ],
+        (5, 2, 4),
+        (3, 4, 2),
+        (2,),
     ),
     "weight_norm": _of(
         lambda v, g, h: [torch._weight_norm(v, g, 0), torch._weight_norm(v, h, 1)], (4, 6), (4, 1), (1, 6)

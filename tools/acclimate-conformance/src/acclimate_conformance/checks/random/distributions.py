@@ -161,11 +161,25 @@ def distributions(accelerator: Accelerator) -> None:
             _require_distribution(f"{name} in {short(dtype)}", drawn.double(), share, torch.finfo(dtype))
             if dtype == torch.float64:
                 _require_53_bits(f"{name} in {short(dtype)}", drawn)
+    _require_chosen(device)
     _require_parameters_by_element(device)
     into = torch.zeros(_COUNT, device=device)
     for name, (draw, shares) in _COUNTED.items():
         if _offered(lambda d=draw: d(into.clone())):  # type: ignore[misc]
             _require_shares(name, draw(into.clone()).cpu(), shares)
+
+
+def _require_chosen(device: str) -> None:
+    """gumbel_softmax(hard=True) chooses one place of each row, as often as the logits say."""
+    logits = torch.tensor([[0.0, math.log(3), -math.inf]], device=device).expand(20_000, 3)
+    if not _offered(lambda: torch.nn.functional.gumbel_softmax(logits, hard=True)):
+        return
+    chosen = torch.nn.functional.gumbel_softmax(logits, hard=True).cpu()
+    ones = (chosen > 0.5).double()
+    require(bool((ones.sum(1) == 1).all()), "gumbel_softmax(hard=True) chooses no place, or several")
+    shares = ones.mean(0).tolist()
+    apart = max(abs(share - wanted) for share, wanted in zip(shares, (0.25, 0.75, 0.0), strict=True))
+    require(apart < 0.03, f"gumbel_softmax(hard=True) chooses places in the shares {shares}")
 
 
 def _require_parameters_by_element(device: str) -> None:
@@ -576,6 +590,10 @@ def dropout(accelerator: Accelerator) -> None:
             )
             _require_one_mask(f"dropout({chance}) of a matrix, {lies},", given, _dropping(chance))
         _require_one_mask(f"alpha_dropout({chance})", matrix, _dropping_alpha(chance))
+        lines = torch.ones(64, 40, 9, device=device)
+        if _offered(lambda x=lines: functional.dropout1d(x, 0.5)):  # type: ignore[misc]
+            found = functional.dropout1d(lines, chance).cpu()
+            require(bool((found == found[:, :, :1]).all()), f"dropout1d({chance}) drops parts of a channel")
         _require_attention_drops(device, chance)
         before = accelerator.get_rng_state().clone()
         functional.dropout(matrix, chance, training=False)

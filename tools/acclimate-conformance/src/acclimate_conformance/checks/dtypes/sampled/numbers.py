@@ -315,7 +315,8 @@ def _pair(dtype: torch.dtype, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         return values, _without_zero(values, name)
     generator = torch.Generator().manual_seed(5)
     random = (torch.randn(150, generator=generator) * 4).to(dtype)
-    halves = torch.arange(-6, 7).to(dtype) / 2
+    # Of tenths no quotient is exact: 1 // 0.1 is 9, as 0.1 is a little more in binary.
+    halves = torch.cat([torch.arange(-6, 7) / 2, torch.arange(1, 12) / 10]).to(dtype)
     ends = torch.finfo(dtype)
     special = torch.tensor(
         [

@@ -15,6 +15,7 @@ from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, atte
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import name_of, operators, promised_part
 
+_OF_OTHERS = (129, 1003, 70_001)
 _LENGTHS = (1, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 256, 257, 1003, 1024)
 _LARGE = 70_001
 """More than fits in 16 bits, which is how many blocks some devices start in one dimension."""
@@ -36,7 +37,12 @@ class Given:
 
     def floats(self, *shape: int) -> torch.Tensor:
         """Numbers around zero."""
-        values = torch.randn(*shape, generator=self._generator).to(self.dtype)
+        values = torch.randn(*shape, generator=self._generator)
+        if self.dtype.is_complex:
+            values = torch.complex(values, torch.randn(*shape, generator=self._generator))
+        if not (self.dtype.is_floating_point or self.dtype.is_complex):
+            values = values.abs().mul(20) if self.dtype is not torch.bool else values > 0
+        values = values.to(self.dtype)
         there = self.place.whole(values).requires_grad_(self._trains)
         self.leaves.append(there)
         return there
@@ -359,8 +365,51 @@ _TRAIN_MANY_ROWS = (
     "torch.nn.functional.linear",
     "torch.nn.functional.embedding",
     "torch.index_add",
+    "torch.softmax",
+    "torch.log_softmax",
+    "torch.logsumexp",
+    "torch.cumsum",
+    "torch.masked_scatter",
+    "torch.masked_select",
+    "torch.gather",
+    "torch.index_select",
+    "torch.index_put",
+    "torch.nn.functional.cross_entropy",
+    "torch.nn.functional.kl_div",
+    "torch.nn.functional.glu",
+    "torch.var_mean",
+    "torch.norm",
+    "torch.cat",
+    "torch.repeat_interleave",
 )
-"""Operators whose gradients for the weights add up over all rows."""
+"""Operators whose gradients are tried with very many rows or columns, over which some add up."""
+_MOVE = (
+    "torch.cumsum",
+    "torch.sort",
+    "torch.nonzero",
+    "torch.masked_select",
+    "torch.masked_fill",
+    "torch.masked_scatter",
+    "torch.where",
+    "torch.index_select",
+    "torch.gather",
+    "torch.scatter",
+    "torch.index_copy",
+    "torch.index_put",
+    "indexing",
+    "torch.take_along_dim",
+    "torch.repeat_interleave",
+    "torch.cat",
+    "torch.stack",
+    "torch.split",
+    "torch.flip",
+    "torch.roll",
+    "torch.tril",
+    "torch.Tensor.contiguous",
+    "torch.nn.functional.pad",
+)
+"""Operators that move or add up elements of any dtype, as many bytes at once as a device can."""
+_MOVED = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128)
 _ROUND_EACH_STEP = ("torch.cumprod",)
 """Operators that may round to 16 bits after each of many steps, as torch's kernel for CUDA does."""
 
@@ -370,15 +419,26 @@ def operators_of_any_length(accelerator: Accelerator, found: Findings) -> None:
         large = () if name in _ROWS_ONLY or "conv" in name else (_LARGE,)
         for length in (*_LENGTHS, *large):
             _compare(found, name, f"{name}, of length {length}", function, length, torch.float32)
-    if torch.bfloat16 in accelerator.supported_dtypes():
-        for name, function in SIZED.items():
+    for dtype in (torch.bfloat16, torch.float16):
+        for name, function in SIZED.items() if dtype in accelerator.supported_dtypes() else ():
             for length in (5, 33, 129, 1003):
-                _compare(found, name, f"{name}, of length {length}", function, length, torch.bfloat16)
+                _compare(found, name, f"{name}, of length {length}", function, length, dtype)
+    for dtype, name in product(_MOVED, _MOVE):
+        if name in SIZED:
+            _compare_moved(found, name, dtype)
     _elementwise(found)
 
 
+def _compare_moved(found: Findings, name: str, dtype: torch.dtype) -> None:
+    """Compares an operator in a dtype that a device may lack."""
+    if attempt(lambda place: SIZED[name](Given(place, dtype, False), 3), Place(found.device))[1] is not None:
+        return
+    for length in (1, 7, 17, 129, 1003, _LARGE):
+        _compare(found, name, f"{name}, of length {length}", SIZED[name], length, dtype)
+
+
 def _compare(found: Findings, name: str, what: str, function: Sized, length: int, dtype: torch.dtype) -> None:
-    trains = dtype is torch.float32 and (length <= 257 or name in _TRAIN_MANY_ROWS)
+    trains = dtype is torch.float32 and (length <= 1024 or name in _TRAIN_MANY_ROWS)
 
     def run(place: Place) -> Any:
         given = Given(place, dtype, trains)
@@ -420,18 +480,29 @@ def _elementwise(found: Findings) -> None:
                 calls = [((shares[0], shares[1] + 0.5), {})]
             elif isinstance(op, ReductionOpInfo):
                 around_one = numbers / 40 + 1
+                # The last two show best whether a tail is left out.
+                around_one[:, -2:] = torch.tensor([-2.0, 3.0])[-length:]
                 calls = [
                     ((around_one[0],), {}),
                     ((around_one,), {"dim": -1}),
                     ((around_one.t(),), {"dim": 0}),
                 ]
             for given, options in calls:
+                for dtype in (torch.float32, torch.bfloat16, torch.int64):
+                    if dtype is not torch.float32 and not (
+                        isinstance(op, ReductionOpInfo)
+                        and length in _OF_OTHERS
+                        and dtype in op.supported_dtypes(HOST)
+                        and (dtype is torch.int64 or dtype in found.accelerator.supported_dtypes())
+                    ):
+                        continue
+                    of = [(t * 9 if dtype is torch.int64 else t).to(dtype) for t in given]
 
-                def run(place: Place, op: Any = op, given: Any = given, options: Any = options) -> Any:
-                    result = op(*map(place.whole, given), **options)
-                    return promised_part(op, result)
+                    def run(place: Place, op: Any = op, given: Any = of, options: Any = options) -> Any:
+                        result = op(*map(place.whole, given), **options)
+                        return promised_part(op, result)
 
-                found.compare(name_of(op), f"{name_of(op)}, of length {length}", run)
+                    found.compare(name_of(op), f"{name_of(op)} of {length} {short(dtype)} numbers", run)
         if found.enough:
             return
 
