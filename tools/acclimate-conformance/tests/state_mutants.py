@@ -471,10 +471,10 @@ class LaunchedRankForgotten(CPUAccelerator):
 
 
 class CrashesAtItsEnd(CPUAccelerator):
-    """A rank that used a stream is killed by a signal when its program returns."""
+    """A rank that used a stream in a second thread is killed by a signal when its program returns."""
 
     def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
-        if "LOCAL_RANK" in os.environ:
+        if "LOCAL_RANK" in os.environ and threading.current_thread() is not threading.main_thread():
             atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
         return super().stream(stream)
 
