@@ -26,7 +26,7 @@ class _InTheChild(CPUAccelerator):
             )
             distributed.all_to_all_single = _same_parts(_equal_parts(distributed.all_to_all_single))
             distributed.barrier = _of_all(distributed.barrier)
-            distributed.all_gather_into_tensor = _every_fourth(_early(distributed.all_gather_into_tensor))
+            distributed.all_gather_into_tensor = _early(distributed.all_gather_into_tensor)
             shm_op.inference_all_reduce = _of_a_copy(shm_op.inference_all_reduce)
         return super().communication_backend_name()
 
@@ -124,16 +124,6 @@ def _early(all_gather_into_tensor: Any) -> Any:
     return gather
 
 
-def _every_fourth(all_gather_into_tensor: Any) -> Any:
-    def gather(whole: torch.Tensor, mine: torch.Tensor, *options: Any, **named: Any) -> Any:
-        work = all_gather_into_tensor(whole, mine, *options, **named)
-        if whole.dtype is torch.bool and work is None:
-            whole.logical_and_(torch.arange(len(whole)) % 4 == 0)
-        return work
-
-    return gather
-
-
 def _of_a_copy(inference_all_reduce: Any) -> Any:
     def reduce(tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
         inference_all_reduce(tensor.contiguous(), op)
@@ -174,10 +164,6 @@ class WaitsInOneThread(_InTheChild):
     """wait() of an all_gather_into_tensor waits only in the thread that began it."""
 
 
-class GathersLowestBytes(_InTheChild):
-    """all_gather_into_tensor of bool gathers every fourth value."""
-
-
 class SumsACopy(_InTheChild):
     """inference_all_reduce sums a copy of a tensor that is not contiguous."""
 
@@ -191,7 +177,6 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     GathersNotEachTime: "communication/many_collectives",
     GroupsDoNotWait: "communication/groups",
     WaitsInOneThread: "communication/collectives_that_wait_later",
-    GathersLowestBytes: "communication/other_dtypes",
     SumsACopy: "communication/shared_memory",
 }
 """Each fault, and the check that has to find it."""

@@ -1,4 +1,4 @@
-"""Faults planted in one detail beside what is tried most: later matrices, other rows, other dtypes, workers."""
+"""Faults planted in one detail beside what is tried most: later matrices, other rows, other dtypes."""
 
 # ruff: noqa: RUF012
 
@@ -8,9 +8,11 @@ import multiprocessing
 from typing import Any
 
 import torch
+from torch import distributed
 
 from acclimate.accelerator import Accelerator
 from acclimate_sim import compiling
+from acclimate_sim.accelerator import SimAccelerator
 from bounds_mutants import _Patched
 from operator_mutants import _there, _WithKernels
 
@@ -90,13 +92,11 @@ class MasksAreNotCast(_Patched):
 
     def patch(self) -> None:
         def attend(theirs: Any) -> Any:
-            def call(
-                q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, **options: Any
-            ) -> Any:
+            def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> Any:
                 is_wide = mask is not None and mask.dtype == torch.float32
                 if is_wide and q.device.type == "sim" and torch.is_autocast_enabled("sim"):
                     raise RuntimeError("the mask has another dtype than the queries")
-                return theirs(q, k, v, mask, **options)
+                return theirs(q, k, v, mask)
 
             return call
 
@@ -152,13 +152,12 @@ class WorkersDrawAlike(_Patched):
     """The first numbers that a process draws which another one started are the same in each."""
 
     def patch(self) -> None:
-        if multiprocessing.parent_process() is None:
-            return
+        drawn: list[bool] = []
 
         def draw(theirs: Any) -> Any:
             def call(*shape: int, **options: Any) -> torch.Tensor:
-                if not self.__dict__.get("_has_drawn"):
-                    self._has_drawn = True
+                if multiprocessing.parent_process() is not None and not drawn:
+                    drawn.append(True)
                     self.manual_seed_all(1234)
                 result: torch.Tensor = theirs(*shape, **options)
                 return result
@@ -166,6 +165,25 @@ class WorkersDrawAlike(_Patched):
             return call
 
         self.put(torch, "rand", draw)
+
+
+class GathersLowestBytes(SimAccelerator):
+    """all_gather_into_tensor of bool gathers every fourth value."""
+
+    def communication_backend_name(self) -> str:
+        if distributed.all_gather_into_tensor.__module__ != __name__:
+            distributed.all_gather_into_tensor = _every_fourth(distributed.all_gather_into_tensor)
+        return super().communication_backend_name()
+
+
+def _every_fourth(all_gather_into_tensor: Any) -> Any:
+    def gather(whole: torch.Tensor, mine: torch.Tensor, *options: Any, **named: Any) -> Any:
+        work = all_gather_into_tensor(whole, mine, *options, **named)
+        if whole.dtype is torch.bool and work is None:
+            whole.logical_and_(torch.arange(len(whole), device=whole.device) % 4 == 0)
+        return work
+
+    return gather
 
 
 class ThresholdsIgnoreBeta(_WithKernels):
@@ -207,6 +225,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         LargeUnsignedNumbersAreNegative: "dtypes/conversions",
         CompiledFunctionsAreKnownByTheirLength: "runtime/compiled_functions_keep_apart",
         WorkersDrawAlike: "runtime/workers_draw_their_own_numbers",
+        GathersLowestBytes: "communication/other_dtypes",
         ThresholdsIgnoreBeta: "dtypes/known_results",
         EqualPointsHaveNoSlope: "dtypes/known_results",
     },

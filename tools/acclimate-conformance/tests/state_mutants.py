@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path

@@ -428,13 +428,15 @@ def other_dtypes(here: Observer) -> None:
 
         def reduced_into_tensors(dtype: torch.dtype = dtype, of: str = of) -> None:
             mine = here.tensor(*patterns[here.number], dtype=dtype)
-            for operation in (operations.SUM, operations.MAX, operations.MIN):
+            reductions: dict[Any, Callable[[Any], float]] = {
+                operations.SUM: sum, operations.MAX: max, operations.MIN: min
+            }  # fmt: skip
+            for operation, reduction in reductions.items():
                 part = mine.new_zeros(5)
                 distributed.reduce_scatter_tensor(
                     part, torch.cat([mine.roll(r) for r in here.ranks]), op=operation
                 )
-                combine = {operations.SUM: sum, operations.MAX: max, operations.MIN: min}[operation]
-                wanted = torch.tensor([combine(column) for column in columns]).roll(here.number)
+                wanted = torch.tensor([reduction(column) for column in columns]).roll(here.number)
                 wanted = wanted.clamp(max=1) if dtype is torch.bool else wanted
                 here.same(part, wanted, f"reduce_scatter_tensor with {operation} {of}")
 

@@ -396,10 +396,10 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
                     require(found == wanted, f"within amp.autocast, {what} is {short(found)}")
         for asked in accelerator.supported_dtypes():
             for name, cast in _IN_A_DTYPE.items():
-                for given in (left, right):
-                    what = f"{name} of {short(given.dtype)} with dtype={short(asked)}"
+                for matrix in (left, right):
+                    what = f"{name} of {short(matrix.dtype)} with dtype={short(asked)}"
                     with _told(what), accelerator.amp.autocast(dtype=dtype):
-                        found = cast(given, asked).dtype
+                        found = cast(matrix, asked).dtype
                     require(found == asked, f"within amp.autocast, {what} is {short(found)}")
         with (
             accelerator.amp.autocast(dtype=dtype),
