@@ -337,13 +337,13 @@ def test_a_kernel_without_memory_nodes_has_its_packages_kept_apart(tmp_path: Pat
 # -- core lists --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_sockets(tmp_path: Path) -> Topology:
+@pytest.fixture(scope="module")
+def two_sockets(tmp_path_factory: pytest.TempPathFactory) -> Topology:
     """2 nodes of 56 cores of 2 threads, as in the specification; 110 is offline and 200-223 not allowed."""
     siblings = {cpu: f"{cpu % 112},{cpu % 112 + 112}" for cpu in range(224)}
     files = machine({0: ("0-55,112-167", 256), 1: ("56-111,168-223", 256)}, ["10 21", "21 10"], siblings)
     files["sys/devices/system/cpu/online"] = "0-109,111-223"
-    return read_topology(write_tree(tmp_path, files), allowed=range(200))
+    return read_topology(write_tree(tmp_path_factory.mktemp("sockets"), files), allowed=range(200))
 
 
 def test_a_core_list_leaves_cores_to_the_system(two_sockets: Topology) -> None:

@@ -27,12 +27,14 @@ def drawn(
     return [line.rstrip() for line in stream.read().splitlines()]
 
 
-@pytest.fixture
-def two_sockets(tmp_path: Path) -> Topology:
+@pytest.fixture(scope="module")
+def two_sockets(tmp_path_factory: pytest.TempPathFactory) -> Topology:
     """2 nodes of 64 cores of 2 threads."""
     siblings = {cpu: f"{cpu % 128},{cpu % 128 + 128}" for cpu in range(256)}
     nodes = {0: ("0-63,128-191", 512), 1: ("64-127,192-255", 512)}
-    return read_topology(write_tree(tmp_path, machine(nodes, ["10 32", "32 10"], siblings)))
+    return read_topology(
+        write_tree(tmp_path_factory.mktemp("sockets"), machine(nodes, ["10 32", "32 10"], siblings))
+    )
 
 
 def test_a_file_gets_plain_text_that_stays_the_same(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "norms of their own": ("gemma4_text", GEMMA4_EXPERTS),
 }
 """What is special about each."""
-EACH = quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column", "norms of their own")
+EACH = quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column")
 
 
 @functools.cache

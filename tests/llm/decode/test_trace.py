@@ -246,8 +246,7 @@ WRONG: dict[str, tuple[str, Change]] = {
 }  # fmt: skip
 """Faults of one layer of four."""
 QUICK = (
-    "weights that are scaled by a fifth more", "groups by their best score alone",
-    "each fourth expert's second weights of the next",
+    "weights that are scaled by a fifth more", "each fourth expert's second weights of the next",
 )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ SAME = {name: next(other for other in SPLITS if SPLITS[other] == split) for name
 
 
 @pytest.mark.parametrize(
-    "name", few_of([name for name in RECORD["cases"] if SAME.get(name, name) == name], 3)
+    "name", few_of([name for name in RECORD["cases"] if SAME.get(name, name) == name], 5)
 )
 def test_tokens_and_ends_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     result, ends = RECORD["cases"][name]

@@ -22,7 +22,6 @@ from acclimate.llm.split.collectives import ThreadRanks, on_threads
 NAMED = [
     "gpt2",
     "deepseek_v3",
-    "gpt_oss",
 ]
 QUICK = ("gpt2",)
 

@@ -400,6 +400,128 @@ class BuffersStayBehind(_Patched):
         self.put(torch.nn.Module, "sim", move)
 
 
+class SharingIsRefused(_Patched):
+    """share_memory_() raises, instead of leaving a device's tensor as it is."""
+
+    def patch(self) -> None:
+        def share(theirs: Any) -> Any:
+            def call(tensor: torch.Tensor) -> torch.Tensor:
+                if tensor.device.type == "sim":
+                    raise RuntimeError("cannot share memory of the device")
+                shared: torch.Tensor = theirs(tensor)
+                return shared
+
+            return call
+
+        self.put(torch.Tensor, "share_memory_", share)
+
+
+class ZerosAreHere(_Patched):
+    """new_zeros of a tensor of another device makes zeros on the current one."""
+
+    def patch(self) -> None:
+        def zeros(theirs: Any) -> Any:
+            def call(tensor: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+                if tensor.device.type == "sim":
+                    options.setdefault("device", "sim")
+                made: torch.Tensor = theirs(tensor, *size, **options)
+                return made
+
+            return call
+
+        self.put(torch.Tensor, "new_zeros", zeros)
+
+
+class RecordNamesAnotherLimit(SimAccelerator):
+    """The accelerator reads another variable than its record says."""
+
+    visible_devices_variable = "SIM_VISIBLE_DEVICES"
+
+
+class WeightsAreThoseOfTheCurrentDevice(_Patched):
+    """linear on a device that is not current takes no bias."""
+
+    def patch(self) -> None:
+        def linear(theirs: Any) -> Any:
+            def call(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+                elsewhere = x.device.type == "sim" and x.device.index != self.current_device()
+                result: torch.Tensor = theirs(x, weight, None if elsewhere else bias)
+                return result
+
+            return call
+
+        self.put(torch.nn.functional, "linear", linear)
+
+
+class LongCopiesEndEarly(_Patched):
+    """A copy of more than 64 MiB to the device leaves what is beyond."""
+
+    def patch(self) -> None:
+        def to(theirs: Any) -> Any:
+            def call(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+                moved: torch.Tensor = theirs(tensor, *args, **options)
+                if moved.device.type == "sim" and tensor.device.type == "cpu" and moved.nbytes > 1 << 26:
+                    moved.view(torch.uint8)[1 << 26 :] = 0
+                return moved
+
+            return call
+
+        self.put(torch.Tensor, "to", to)
+
+
+class SettingsStayHere(SimAccelerator):
+    """The record does not export the variable that its package reads."""
+
+    exported_variable_prefixes = ()
+
+
+class PinnedSourcesAreReadLate(_Patched):
+    """A non-blocking copy from pinned memory takes what it holds at the next synchronize() of the device."""
+
+    def patch(self) -> None:
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def copy(theirs: Any) -> Any:
+            def call(target: torch.Tensor, source: Any, non_blocking: bool = False) -> Any:
+                result = theirs(target, source, non_blocking)
+                if non_blocking and target.device.type == "sim" and source.device.type == "cpu":
+                    self._late.append((target, source))
+                return result
+
+            return call
+
+        self.put(torch.Tensor, "copy_", copy)
+
+    def synchronize(self, device_index: DeviceLike = None) -> None:
+        super().synchronize(device_index)
+        late, self._late = self._late, []
+        for target, source in late:
+            target.data[...] = source.detach().to(target.device)
+
+
+class CompiledResultsAreOne(_Patched):
+    """A compiled function writes its result to where its last result is."""
+
+    def patch(self) -> None:
+        def compiled(theirs: Any) -> Any:
+            def call(function: Any, **options: Any) -> Any:
+                runs, last = theirs(function, **options), []
+
+                def run(*given: Any) -> Any:
+                    result = runs(*given)
+                    first = result[0] if isinstance(result, tuple) and len(result) == 2 else None
+                    if first is None or first.device.type != "sim":
+                        return result
+                    last.append(first)
+                    return (last[0].copy_(first), *result[1:])
+
+                return runs if isinstance(function, torch.nn.Module) else run
+
+            return call
+
+        self.put(torch, "compile", compiled)
+
+
 class _Trains(SimAccelerator):
     """Replaces what trains together in the processes that the checks start."""
 
@@ -460,6 +582,14 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         LastChunkAloneOverflows: "dtypes/operators_of_the_scaler",
         EndsOfBytesArePinnedWrong: "pinning/any_tensor_is_pinned",
         BuffersStayBehind: "runtime/methods_move_to_the_named_device",
+        SharingIsRefused: "runtime/tensors_in_python",
+        ZerosAreHere: "devices/types_mean_the_current_device",
+        SettingsStayHere: "launching/first_use",
+        RecordNamesAnotherLimit: "runtime/record_agrees",
+        WeightsAreThoseOfTheCurrentDevice: "runtime/models_on_several_devices",
+        LongCopiesEndEarly: "dtypes/transfers",
+        PinnedSourcesAreReadLate: "streams/waits_end_copies_to_the_device",
+        CompiledResultsAreOne: "runtime/compiled_functions_have_effects",
         BuffersOfOneDtypeAreSent: "communication/models_of_every_kind_train",
         SendersAreUnknown: "communication/messages_one_by_one",
     },

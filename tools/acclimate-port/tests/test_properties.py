@@ -174,7 +174,7 @@ def calls_to_port(source: str) -> int:
             "def f{i}(x):\n    if not torch.cuda.is_available():\n        return x\n    return x.cuda()\n",
             marks=pytest.mark.slow,
         ),
-        'if device.type == "cuda":\n    a{i} = x{i}.cuda()\n',
+        pytest.param('if device.type == "cuda":\n    a{i} = x{i}.cuda()\n', marks=pytest.mark.slow),
     ],
 )
 def test_twice_the_lines_take_about_twice_the_work(line: str) -> None:

@@ -17,6 +17,18 @@ UNSAFE = {
     "operators of a CPU and CUDA": (
         f"import torch\nfrom torch_cluster import knn_graph\n\n\n{USES}\n\ndef g(x):\n    return knn_graph(x)\n"
     ),
+    "an old class with a device": (
+        f"import torch\n\n\n{USES}\n\ndef g(x, device):\n    return torch.LongTensor(x, device=device)\n"
+    ),
+    "NVIDIA's server": f"import torch\nimport triton_python_backend_utils as server\n\n\n{USES}",
+    "models of fastai": f"import torch\nfrom fastai.vision.all import *\n\n\n{USES}",
+    "ranks of Horovod": f"import horovod.torch as hvd\nimport torch\n\nhvd.init()\n\n\n{USES}",
+    "an agent that chooses its device": (
+        f"import torch\nfrom stable_baselines3 import PPO\n\nagent = PPO('MlpPolicy', 'Pendulum-v1')\n\n\n{USES}"
+    ),
+    "a callback of catalyst": (
+        f"import torch\nfrom catalyst import dl\n\n\nclass Own(dl.Callback):\n    def f(self, x):\n        return torch.ones(1, device={CHOICE})\n"
+    ),
     "kernels of numba": f"import torch\nfrom numba import cuda\n\n\n{USES}",
     "64 bits by default": f"import torch\n\ntorch.set_default_dtype(torch.float64)\n\n\n{USES}",
     "64 bits by a name": f"import torch\n\ndtype = torch.double\ntorch.set_default_dtype(dtype)\n\n\n{USES}",

@@ -91,3 +91,20 @@ def test_a_load_to_the_device_of_the_checkpoint_holds_back_a_program_if_none_tha
     assert moved() is Status.CONVERTED
     files["train.py"] = f"import xformers.ops\n{files['train.py']}"
     assert moved() is Status.UNSAFE
+
+
+@EACH_TARGET
+def test_a_class_with_its_own_way_to_load_may_keep_the_tensors(target: str, tmp_path: Path) -> None:
+    files = {
+        "main.py": source("policy = path\n    policy.load_state_dict(torch.load(path))"),
+        "net.py": source("net = torch.nn.Linear(1, 1)\n    net.load_state_dict(torch.load(path))"),
+        "agent.py": "class Agent:\n    def load_state_dict(self, state):\n        self.alpha = state['alpha']\n",
+    }
+    found = ported_project(tmp_path, files, target)
+    assert site(found["main.py"], "torch.load(path)").status is Status.UNSAFE
+    assert site(found["net.py"], "torch.load(path)").status is Status.CONVERTED
+    files["agent.py"] = "import torch\n\n\n" + files["agent.py"].replace("Agent", "Agent(torch.nn.Module)")
+    assert (
+        site(ported_project(tmp_path, files, target)["main.py"], "torch.load(path)").status
+        is Status.CONVERTED
+    )

@@ -29,6 +29,8 @@ WIDE = {
     "a buffer": "net.register_buffer('x', torch.linspace(0, 1, 3).double())",
     "a number after the move": "torch.from_numpy(np.zeros(3)).to(device).float()",
     "a device by a keyword": "torch.from_numpy(np.zeros(3)).to(device=value.device)",
+    "a table of computed numbers": "torch.from_numpy(np.array([1 / np.power(2, i) for i in range(3)])).to(device)",
+    "a quotient of whole numbers": "torch.tensor(1.0 / np.bincount(value)).to(device)",
     "options": "dict(a={'device': device, 'dtype': torch.double})",
 }
 NARROW = {
@@ -39,6 +41,8 @@ NARROW = {
     "a conversion of the array": "torch.from_numpy(np.zeros(3).astype('float32')).to(device)",
     "a list of unknown numbers": "torch.tensor(value).to(device)",
     "an unknown array": "torch.from_numpy(value).to(device)",
+    "an answer": "torch.from_numpy(np.random.rand(3) > 0.5).to(device)",
+    "a number of Python": "torch.tensor(float(value)).to(device)",
     "whole numbers": "torch.from_numpy(np.arange(3)).to(device)",
     "a tensor of the host": "value.cpu().double()",
     "a tensor that stays on the host": "torch.zeros(3, dtype=torch.float64)",
@@ -79,6 +83,27 @@ def test_a_reward_of_a_game_is_of_64_bits_where_the_program_plays() -> None:
     assert float64(f"import gym\n{learn}").on_device == {"f": 6}
     typed = learn.replace("batch])", "batch], dtype=torch.float)")
     assert float64(f"import gym\n{typed}") == float64("import gym\nimport torch\n")
+
+
+DATA = {
+    "an array": ("self.x[i]", True),
+    "a tensor": ("torch.from_numpy(self.x[i]), 1", True),
+    "a number of Python, of which a loader makes float64": ("{'x': 1, 'y': float(i)}", True),
+    "a tensor of 32 bits": ("torch.from_numpy(self.x[i]).float()", False),
+    "an unknown item": ("self.y[i]", False),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_an_item_of_a_data_set_comes_to_the_device_in_a_batch(kind: str) -> None:
+    item, is_wide = DATA[kind]
+    data = (
+        f"{HEAD}\n\nclass Data(torch.utils.data.Dataset):\n    def __init__(self, y):\n"
+        f"        self.x, self.y = np.random.randn(3), y\n\n    def __getitem__(self, i):\n        return {item}\n"
+    )
+    loop = "\n\ndef f(loader, device):\n    for x in loader:\n        x = x{}.to(device)\n"
+    assert bool(float64(data + loop.format("")).on_device) == is_wide
+    assert not float64(data + loop.format(".float()")).on_device
 
 
 @EACH_TARGET

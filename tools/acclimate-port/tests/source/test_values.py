@@ -61,3 +61,25 @@ def test_a_spawned_function_gets_the_index_of_its_process_first(target: str) -> 
 def test_a_spawned_function_that_is_also_called_may_get_something_else(target: str) -> None:
     source = f"{SPAWNED}    work(args.gpu, args)\n"
     assert port_text(source, Settings(target)).text == source
+
+
+NEXT = {
+    "x = next(iter(loader))": True,
+    "it = iter(loader)\n    x, y = next(it)": True,
+    "it = iter(loader)\n    y, x = next(it)": True,
+    "x = next(other)": False,
+    "x, y = next(iter(other))": False,
+    "x = next(iter(loader), None)": False,
+    "x = next(iter(DataLoader(other, collate_fn=other)))": False,
+}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("line", NEXT)
+def test_the_next_batch_of_a_loader_is_a_tensor(line: str, target: str) -> None:
+    source = (
+        "import torch\nfrom torch.utils.data import DataLoader\n\n\ndef f(data, other):\n"
+        f"    loader = DataLoader(data)\n    {line}\n    return x.cuda()\n"
+    )
+    found = next(site for site in port_text(source, Settings(target)).sites if site.text == "x.cuda()")
+    assert (found.status is Status.CONVERTED) == NEXT[line]

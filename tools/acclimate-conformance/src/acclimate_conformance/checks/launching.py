@@ -333,6 +333,10 @@ def launched(source: str) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - the other check goes on
             broken = str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True)
         first = _first_use(load(source).accelerator)
+        record = record_of(load(source).accelerator)
+        if record is not None:  # whose package may have been imported, and have read variables, before
+            record.probe()
+            record.device_count()
     first += _not_exported(load(source).accelerator, read)
     return {"fork": broken, "first": first, "rank": _describe_rank(source), "exits_with": _EXIT_CODE}
 
@@ -375,7 +379,31 @@ def _first_use(accelerator: Accelerator) -> list[str]:
             "after tensors were made on the device, a handler of SIGTERM that was set before is not called"
         )
     broken += _child_that_ends()
+    broken += _child_that_computes(names[0])
     return broken
+
+
+def _child_that_computes(name: str) -> list[str]:
+    """A child that is forked after the device was used computes right, raises or crashes."""
+    if not hasattr(os, "fork"):
+        return []
+    child = os.fork()
+    if child == 0:
+        signal.alarm(_FORKED_S)
+        code = 0
+        with suppress(BaseException):
+            code = int(float(torch.full((4,), 1.5, device=name).mul(2).sum()) != 12)
+        os._exit(code)
+    with suppress(ChildProcessError):
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1:
+            return [
+                f"a sum on {name} is wrong, and raises nothing, in a child that was forked after "
+                f"{name} was used"
+            ]
+    return []
+
+
+_FORKED_S = 20
 
 
 def _child_that_ends() -> list[str]:
@@ -451,18 +479,17 @@ def _variables_noted(read: set[str]) -> Iterator[None]:
 def _not_exported(accelerator: Accelerator, read: set[str]) -> list[str]:
     """Variables that a vendor's own package for acclimate reads, and that ranks on other hosts do not get."""
     record = record_of(accelerator)
-    package = type(accelerator).__module__.partition(".")[0]
-    if record is None or record in BUILTIN or package == "acclimate":
+    if record is None or record in BUILTIN:
         return []
+    package = record.target.partition(":")[0].partition(".")[0]
     limits = (*accelerator.visible_devices_envs(), *record.visible_devices_fallbacks)
-    names = sorted(
-        key.partition("\0")[0] for key in read if key.partition("\0")[2].partition(".")[0] == package
-    )
     known = (*_EXPORTED_UNASKED, *accelerator.exported_variable_prefixes)
+    readers = (key.partition("\0") for key in read)
+    names = sorted(name for name, _, module in readers if module.partition(".")[0] == package)
     return [
         f"{name}, which {package} reads, is not exported: exported_variable_prefixes is "
         f"{accelerator.exported_variable_prefixes}"
-        for name in names
+        for name in dict.fromkeys(names)
         if name not in limits and name not in _OF_ONE_HOST and not name.startswith(known)
     ]
 

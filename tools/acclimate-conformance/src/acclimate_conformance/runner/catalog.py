@@ -28,7 +28,7 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
     "runtime": (
         "marks", "compiling", "results", "types", "side_effects", "saved", "tensors", "storages", "functions",
-        "modules", "foreign", "transformed", "fakes", "names",
+        "modules", "foreign", "transformed", "fakes", "names", "several",
     ),
     "communication": ("collectives",),
 }  # fmt: skip

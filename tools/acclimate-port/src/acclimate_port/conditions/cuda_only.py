@@ -162,11 +162,16 @@ def returns_word(file: SourceFile, test: cst.CSTNode) -> bool:
     return any(isinstance(file.tree.parent(use), cst.Return) for use in used)
 
 
+@kept
+def _words(file: SourceFile) -> list[cst.CSTNode]:
+    """The words ``"gpu"`` of the file."""
+    return [one for one in file.tree.of_type(cst.SimpleString) if string_value(one) in _GPU]
+
+
 def _words_chosen(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
     """The words ``"gpu"`` in the code that a test, or a use of its result, controls."""
     places = branches_of_result(file, test)
-    words = (one for one in file.tree.of_type(cst.SimpleString) if places and string_value(one) in _GPU)
-    starts = ((word, file.span(word).start) for word in words)
+    starts = ((word, file.span(word).start) for word in (_words(file) if places else ()))
     return [word for word, at in starts if any(place.start <= at < place.end for place in places)]
 
 

@@ -316,13 +316,21 @@ def _is_told(file: SourceFile, node: cst.CSTNode) -> bool:
     return False
 
 
+@kept
+def _words_about_cuda(file: SourceFile) -> list[tuple[cst.SimpleString, str]]:
+    """The short texts of the file about CUDA that are no name of a device."""
+    texts = ((one, string_value(one) or "") for one in file.tree.of_type(cst.SimpleString))
+    return [
+        (text, word)
+        for text, word in texts
+        if _WORD.search(word) and not _DEVICE.match(word) and len(word) <= _LONGEST_WORD
+    ]
+
+
 def _word_chosen(file: SourceFile, question: cst.CSTNode) -> str:
     """A word about CUDA in the code that a test decides about, which other code than messages gets."""
     places = branches_of_result(file, question)
-    for text in file.tree.of_type(cst.SimpleString) if places else ():
-        word = string_value(text) or ""
-        if not _WORD.search(word) or _DEVICE.match(word) or len(word) > _LONGEST_WORD:
-            continue
+    for text, word in _words_about_cuda(file) if places else ():
         start = file.span(text).start
         if not any(place.start <= start < place.end for place in places):
             continue

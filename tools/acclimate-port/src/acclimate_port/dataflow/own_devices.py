@@ -150,6 +150,8 @@ def computes_elsewhere(file: SourceFile) -> str:
                 return f"the file imports `{name}`, which imports `{needed}`, and only NVIDIA GPUs run that"
         if any(one[:2] == ["numba", "cuda"] for one in _modules_named(statement)):
             return "the file has kernels of numba for CUDA"
+        if "fastai" in packages_of(statement) and is_needed and "fastai" not in file.survey.modules:
+            return "fastai chooses the device of its models, and knows none but CUDA's and Apple's"
         if package_of_server := next((one for one in packages_of(statement) if one == _TRITON_SERVER), ""):
             return f"NVIDIA's server runs the file (`{package_of_server}`), on its GPUs or on a CPU"
     if "ray" in file.tree.imported_packages and (asked := _asking_for_gpus(file)) is not None:
@@ -168,6 +170,7 @@ _TRITON_SERVER = "triton_python_backend_utils"
 _OLD_CLASS = re.compile(r"torch\.(Float|Long|Int|Byte|Double|Half|Bool|Short|Char|BFloat16)?Tensor$")
 
 
+@kept
 def _made_on_host_alone(file: SourceFile) -> cst.Call | None:
     """The first call such as ``torch.LongTensor(x, device=device)``, which fails on other devices."""
     for call in file.tree.of_type(cst.Call):

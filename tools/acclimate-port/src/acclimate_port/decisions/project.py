@@ -196,7 +196,9 @@ class Project:
             for symbol in sorted(known.relies, key=lambda one: (one.kind.value, one.text)):
                 meant = self._known(path, symbol)
                 places = stays.get(meant, {}) if meant is not None else {}
-                concerned = (one for by, one in places.items() if self._concerns(path, by, one[0], symbol))
+                # Of several places, the reason names one of the file itself.
+                own_first = sorted(places.items(), key=lambda one: one[1][0] != path)
+                concerned = (one for by, one in own_first if self._concerns(path, by, one[0], symbol))
                 place = next(concerned, None)
                 if place is not None:
                     where = f"line {place[1]}" if place[0] == path else _shown(place)

@@ -27,6 +27,7 @@ _NUMBERS = re.compile(
 )
 """Keys of a checkpoint that hold numbers and settings."""
 _SIZES = {"size", "shape", "ndim", "dtype", "numel"}
+_OWN = "a class of the project that is no module has its own `load_state_dict`, and may keep what it gets"
 _MOST = 60
 """The most names and parts of a checkpoint that are followed."""
 
@@ -39,6 +40,8 @@ class _Way:
     """The names and parts that were looked at."""
     is_copied: bool = False
     """Whether a module copies any of it."""
+    is_module: bool = True
+    """Whether the file shows that all that copy it are modules of torch."""
 
 
 class CheckpointDevice(Rule[cst.Call]):
@@ -73,7 +76,8 @@ the project that is ported saves such files."""
         text = file.tree.source(node)
         quote = "'" if "'" in text and '"' not in text else '"'
         end = file.span(node.args[-1]).end
-        return self.convert(file, node, insert(end, f", map_location={quote}cpu{quote}"))
+        unsafe = _OWN if file.survey.own_loaders and not way.is_module else ""
+        return self.convert(file, node, insert(end, f", map_location={quote}cpu{quote}"), unsafe=unsafe)
 
 
 def is_bare(call: cst.Call) -> bool:
@@ -165,7 +169,7 @@ def _is_read_by_method(file: SourceFile, load: cst.Call, method: cst.Attribute, 
 
 def _is_taken(file: SourceFile, load: cst.Call, call: cst.Call, argument: cst.Arg, way: _Way) -> bool:
     """Whether a call copies a part of a checkpoint to a module, or to a dictionary that a module gets."""
-    if _copies(file, call, argument):
+    if _copies(file, call, argument, way):
         way.is_copied = True
         return True
     if dotted(call.func) in ("len", "isinstance"):
@@ -197,7 +201,7 @@ def _named_in(call: cst.Call, name: cst.Name) -> bool:
     return isinstance(owner, cst.Name) and owner.value == name.value
 
 
-def _copies(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
+def _copies(file: SourceFile, call: cst.Call, argument: cst.Arg, way: _Way) -> bool:
     """Whether a call copies a state to an object's own tensors: ``model.load_state_dict(state)``."""
     if called_name(call) == "copy_" and isinstance(call.func, cst.Attribute):  # `own[key].copy_(value)`
         return len(call.args) == 1
@@ -210,5 +214,7 @@ def _copies(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
     if isinstance(receiver, cst.Call):
         return False
     name = last_name(receiver)
-    is_known = file.values.of(receiver).kind is Kind.MODULE
+    held = file.values.of(receiver)
+    is_known = held.kind is Kind.MODULE
+    way.is_module &= is_known and held.certain
     return (is_known or _COPIES.search(name) is not None) and _KEEPS.search(name) is None

@@ -73,6 +73,7 @@ OPERATORS = (
         "pykeops",
     ),
     *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin", "nvidia.dali"),
+    "horovod",
 )
 """Packages whose operators run on a CPU and with CUDA, and nowhere else."""
 NEEDED = {

@@ -61,14 +61,14 @@ _KEEP = {
 _DTYPE_AT = {"zeros": 1, "ones": 1, "empty": 1, "array": 1, "asarray": 1, "full": 2, "loadtxt": 1, "eye": 3}
 """The position of the dtype among the arguments."""
 _OF_OTHERS = re.compile(
-    r"scipy\.(stats|spatial|signal\.(windows|get_window|gaussian)|interpolate|integrate|optimize|special\.\w+"
+    r"scipy\.(linalg|stats|spatial|signal\.(windows|get_window|gaussian)|interpolate|integrate|optimize|special\.\w+"
     r"|io\.loadmat)\b|sklearn\.(datasets|preprocessing|decomposition)\b|skimage\.transform\.(resize|rescale|warp)"
     r"|skimage\.(util\.)?img_as_float$|pandas\.read_\w+|soundfile\.read$|networkx\.(to_numpy_\w+|adjacency_spectrum)"
-    r"|pyworld\.|python_speech_features\."
+    r"|pyworld\.|python_speech_features\.|cv2\.(get\w*(Transform|RotationMatrix2D)|invertAffineTransform|findHomography"
+    r"|Rodrigues|estimateAffine\w+)"
 )
 """Functions of other libraries whose results are of 64 bits."""
 _METHODS_OF_OTHERS = {"get_fdata", "to_numpy"}
-_STEP = "step"
 _SOLVERS = {"torchdiffeq.odeint", "torchdiffeq.odeint_adjoint", "torchdiffeq.odeint_event"}
 _FIXED_STEPS = {"euler", "midpoint", "rk4", "explicit_adams", "implicit_adams", "heun2", "heun3"}
 _WIDE_INSIDE = re.compile(r"torchmetrics(\.\w+)*\.(FrechetInceptionDistance|KernelInceptionDistance|FID)$")
@@ -85,6 +85,7 @@ _GAME_IMPORT = re.compile(
 _VALUES_GIVEN = re.compile(r"\b(as_)?tensor\(")
 _GAMES = {"gym", "gymnasium", "gym3", "pybullet_envs", "dm_control", "mujoco_py", "roboschool", "pettingzoo"}
 _KEEP_TENSOR = {
+    "from_pretrained",
     *("Variable", "Parameter", "stack", "cat", "concat", "log", "exp", "sqrt", "unsqueeze", "squeeze"),
     *("abs", "transpose", "reshape", "clamp", "cumsum", "cumprod", "flip", "sum", "mean", "square", "diag"),
     *("vstack", "hstack", "atleast_1d", "tile", "zeros_like", "ones_like", "empty_like", "full_like"),
@@ -110,7 +111,7 @@ _DEPTH = 12
 _Bound = tuple[int, ast.AST | None, int]
 """The line of a binding, the value, and which of its parts it is; -1 for the whole."""
 
-SURE, SCALAR, GAME = "float64", "float64 scalar", "game"
+SURE, SCALAR, GAME, BATCH = "float64", "float64 scalar", "game", "batch"
 Evidence = frozenset[str]
 """Why a value may be of 64 bits: the words above, or the symbols of parameters that may get such numbers."""
 _NONE: Evidence = frozenset()
@@ -134,6 +135,11 @@ class Float64:
 
 GAMES = "any:(game)"
 """The symbol of what the games of a program give."""
+BATCHES = "any:(batch)"
+"""The symbol of what the data sets of a program give."""
+_OF_SYMBOLS = {GAME: GAMES, BATCH: BATCHES}
+_LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
+"""What a loop over batches goes over."""
 
 
 def float64(source: str | bytes) -> Float64:
@@ -198,10 +204,8 @@ class _Reader:
                 self._bind_target(target, node.value, -1)
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
             self._bind_target(node.target, node.value, -1)
-        elif isinstance(node, ast.AugAssign):
+        elif isinstance(node, (ast.AugAssign, ast.For, ast.comprehension)):
             self._bind_target(node.target, node, -1)
-        elif isinstance(node, (ast.For, ast.comprehension)):
-            self._bind_target(node.target, None, -1)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             self._bind_target(node.optional_vars, None, -1)
 
@@ -370,7 +374,10 @@ class _Reader:
             is_game = isinstance(key, str) and _GAME.match(key)
             return self._numbers(node.value, depth) | (frozenset({GAME}) if is_game else _NONE)
         if isinstance(node, ast.BinOp):
-            return self._numbers(node.left, depth) | self._numbers(node.right, depth)
+            sides = (node.left, node.right)
+            is_float = isinstance(node.op, ast.Div) or any(map(_is_float, sides))
+            made = frozenset({SURE}) if is_float and any(map(self._is_whole, sides)) else _NONE
+            return made | self._numbers(node.left, depth) | self._numbers(node.right, depth)
         if isinstance(node, ast.UnaryOp):
             return self._numbers(node.operand, depth)
         if isinstance(node, ast.IfExp):
@@ -383,6 +390,12 @@ class _Reader:
             return self._numbers(node.value, depth)
         return self._numbers_of_call(node, depth) if isinstance(node, ast.Call) else _NONE
 
+    def _is_whole(self, node: ast.AST) -> bool:
+        """Whether a value is an array of whole numbers, which a division makes one of float64."""
+        values = [one for _, one, _ in self._bindings(node)] if isinstance(node, ast.Name) else [node]
+        calls = [self._full(one.func) for one in values if isinstance(one, ast.Call)]
+        return any(one in ("numpy.bincount", "numpy.arange", "numpy.histogram") for one in calls)
+
     def _of_game(self, name: str, held: list[_Bound]) -> Evidence:
         """Whether a name is one of what a game gives, and the file does not show numbers of fewer bits."""
         if not _GAME.match(name):
@@ -394,6 +407,8 @@ class _Reader:
         """Whether the file shows the type of a value: ``np.empty(n, dtype=kind)``, also of a part of it."""
         while isinstance(value, ast.Subscript):
             value = value.value
+        if isinstance(value, (ast.For, ast.comprehension)):
+            return False
         if isinstance(value, (ast.Name, ast.Attribute)) and depth:
             text = _dotted(value)
             held = self._bindings(value) if isinstance(value, ast.Name) else self._bound.get((0, text), [])
@@ -481,7 +496,9 @@ class _Reader:
         if name in ("arange",) and any(map(_is_float, values)):
             return frozenset({SURE})
         if name in _KEEP:
-            is_made = name in ("array", "asarray", "asanyarray") and values and _holds_float(values[0])
+            is_list = bool(values) and isinstance(values[0], (ast.List, ast.ListComp, ast.Tuple))
+            is_made = name in ("array", "asarray", "asanyarray") and is_list
+            is_made = is_made and (_holds_float(values[0]) or SCALAR in held)
             return held | (frozenset({SURE}) if is_made else _NONE)
         return _NONE
 
@@ -507,8 +524,11 @@ class _Reader:
             found: Evidence = _NONE
             for _, value, part in self._bindings(node):
                 given = value.value if isinstance(value, ast.AugAssign) else value
-                found |= self._tensor(given, depth) if part < 0 or isinstance(given, ast.Call) else _NONE
+                is_known = part < 0 or isinstance(given, (ast.Call, ast.For))
+                found |= self._tensor(given, depth) if is_known else _NONE
             return found
+        if isinstance(node, ast.For):
+            return frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
         if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return _NONE
@@ -550,6 +570,8 @@ class _Reader:
             return self._tensor(call.args[0], depth) if name in _KEEP_TENSOR and call.args else _NONE
         if name in ("Variable", "Parameter") and call.args:
             return self._tensor(call.args[0], depth)
+        if full == "next" and call.args:
+            return frozenset({BATCH})
         if isinstance(call.func, ast.Attribute):
             held = call.func.value
             if call.func.attr == "double":
@@ -571,12 +593,16 @@ class _Reader:
     def read(self) -> Float64:
         """What the module does with numbers of 64 bits."""
         on_device: dict[str, int] = {}
+        of_batches: dict[str, int] = {}
         lines: set[int] = set()
         given: dict[str, int] = {}
         taken: dict[tuple[str, str], None] = {}
         passed: dict[tuple[str, str], None] = {}
         plays = not _GAMES.isdisjoint(self._packages)
         for node in self._nodes:
+            if isinstance(node, ast.ClassDef):
+                self._items(node, given)
+                continue
             if isinstance(node, ast.Dict) and self._is_for_device(node):
                 found: Evidence = frozenset({SURE})
             elif isinstance(node, ast.Call):
@@ -590,13 +616,36 @@ class _Reader:
                 if SURE in found or (plays and GAME in found):
                     lines |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
                     on_device.setdefault(home, node.lineno)
+                if BATCH in found:
+                    of_batches.setdefault(home, node.lineno)
                 for text in sorted(found - {SURE, SCALAR}):
-                    taken[GAMES if text == GAME else text, home] = None
+                    taken[_OF_SYMBOLS.get(text, text), home] = None
         if plays:
             given[GAMES] = next(
                 (n for n, line in enumerate(self._lines, 1) if re.search(r"\b(import|from)\s+gym", line)), 1
             )
+        if BATCHES in given:
+            on_device = {**of_batches, **on_device}
         return Float64(on_device, frozenset(lines), given, tuple(taken), tuple(passed))
+
+    def _items(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
+        """Notes the items of 64 bits of a data set; a loader makes float64 of Python's own numbers, too."""
+        methods = [
+            one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "__getitem__"
+        ]
+        waiting: list[ast.AST | None] = []
+        for method in methods if any("Dataset" in _dotted(base) for base in owner.bases) else ():
+            waiting += [one.value for one in python_nodes(method) if isinstance(one, ast.Return)]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, (ast.Tuple, ast.List)):
+                waiting += value.elts
+            elif isinstance(value, ast.Dict):
+                waiting += value.values
+            elif value is not None and (
+                _is_float(value) or SURE in self._numbers(value) | self._tensor(value)
+            ):
+                given.setdefault(BATCHES, getattr(value, "lineno", owner.lineno))
 
     def _brought(self, call: ast.Call) -> Evidence:
         """Why a call brings numbers of 64 bits to a device; nothing if it does not."""
@@ -699,6 +748,10 @@ class _Reader:
 
     def _arguments(self, call: ast.Call, given: dict[str, int], passed: dict[tuple[str, str], None]) -> None:
         """Notes the functions of the project that get numbers of 64 bits, or a parameter of the caller."""
+        if self._full(call.func).endswith("TensorDataset") and any(
+            SURE in self._tensor(one) for one in call.args
+        ):
+            given.setdefault(BATCHES, call.lineno)
         called = self._called(call)
         if not called:
             return
@@ -708,7 +761,7 @@ class _Reader:
             found = self._numbers(value)
             if SURE in found:
                 given.setdefault(f"{called}({end})", value.lineno)
-            for text in sorted(found - {SURE, SCALAR, GAME}):
+            for text in sorted(found - {SURE, SCALAR, GAME, BATCH}):
                 passed[text, f"{called}({end})"] = None
 
     def _called(self, call: ast.Call) -> str:

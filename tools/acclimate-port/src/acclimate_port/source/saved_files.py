@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from acclimate_port.source.tree import parse_as_python, python_nodes
 
 MODULE = "<module>"
-_USES = re.compile(r"\b(torch|th)\.(load|save)\(|\bfrom torch import\b")
+_USES = re.compile(r"\b(torch|th|jit)\.(load|save)\(|\bfrom torch import\b")
 _OF_MODEL = re.compile(
-    r"ckpt|ckp\b|checkpoint|check_point|state|model|weight|\bnet|_net|snapshot|pretrain|resume|restore|\bbest|param"
+    r"\bjit\.|ckpt|ckp\b|checkpoint|check_point|state|model|weight|\bnet|_net|snapshot|pretrain|resume|restore|\bbest|param"
     r"|policy|actor|critic|generator|discriminator|encoder|decoder|\bpayload|\.pth|\.ckpt|\.tar\b|netG|netD",
     re.IGNORECASE,
 )
@@ -77,6 +77,9 @@ def _names_of_torch(module: ast.Module) -> tuple[set[str], dict[str, str]]:
 
 def _called(call: ast.Call, torch: set[str], functions: dict[str, str]) -> str:
     """The function of torch that a call runs: ``load`` of ``torch.load(path)``."""
-    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
-        return call.func.attr if call.func.value.id in torch else ""
+    if isinstance(call.func, ast.Attribute):
+        owner = call.func.value
+        if isinstance(owner, ast.Attribute) and owner.attr == "jit":  # `torch.jit.load(path)`
+            owner = owner.value
+        return call.func.attr if isinstance(owner, ast.Name) and owner.id in torch else ""
     return functions.get(call.func.id, "") if isinstance(call.func, ast.Name) else ""

@@ -23,6 +23,7 @@ _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
 )
 _METHOD = re.compile(rb"^(?P<margin>[ \t]+)def[ \t]+(?P<name>cuda|to)[ \t]*\(", re.M)
+_LOADER = re.compile(rb"^[ \t]+def[ \t]+load_state_dict[ \t]*\(", re.M)
 _NAME = re.compile(rb"\b[A-Z]\w*")
 _GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
 _FROM = re.compile(rb"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
@@ -145,6 +146,9 @@ class Survey:
     for_nvidia: frozenset[tuple[str, str, str]] = frozenset()
     """Modules that import a package for NVIDIA GPUs in any case: the folder, the module, and the package."""
 
+    own_loaders: frozenset[str] = frozenset()
+    """Classes with a method ``load_state_dict`` that are no modules, and may keep what it gets."""
+
     backends: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
 
@@ -232,6 +236,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_for_torch(source, path)) if path is not None else frozenset(),
         _IMPORT_OF_LIGHTNING.search(source) is not None,
         frozenset(_for_nvidia(source, path)) if path is not None else frozenset(),
+        frozenset(_own_loaders(source)),
         frozenset(backends_given(source)),
     )
 
@@ -267,6 +272,18 @@ def backends_given(source: bytes) -> Iterator[tuple[str, str]]:
             yield pair[0].decode(), pair[1].decode()
     for value, target in pairs:
         yield from ((name.decode(), target.decode()) for name in _BACKEND.findall(value))
+
+
+def _own_loaders(source: bytes) -> Iterator[str]:
+    """The classes of a file that define ``load_state_dict`` and have no base that is a module."""
+    if b"def load_state_dict" not in source:
+        return
+    classes = [*_CLASS.finditer(source)]
+    for method in _LOADER.finditer(source):
+        name = _owner(classes, method)
+        bases = [one["bases"] or b"" for one in classes if one["name"] == name]
+        if name and not any(_is_of_module(one.decode(errors="replace"), set()) for one in bases):
+            yield name.decode()
 
 
 def _for_torch(source: bytes, path: Path) -> Iterator[str]:

@@ -330,6 +330,8 @@ class Values:
         made = self._tree.value_of(names)
         if not isinstance(names, cst.Tuple) or not isinstance(made, cst.Call):
             return UNKNOWN
+        if _is_next(made) and path:
+            return self._of_element(made.args[0].value, path, depth)
         return self._of_result(made.func, depth, path[-1]) if path else UNKNOWN
 
     def _of_element(self, iterated: cst.BaseExpression, path: list[int], depth: int) -> Value:
@@ -596,6 +598,11 @@ class Values:
                 return Value(Kind.NUMBER)
             if call.func.value in ("str", "repr"):
                 return Value(Kind.STRING)
+            if _is_next(call):
+                return self._of_element(call.args[0].value, [], depth)
+            if call.func.value == "iter" and len(call.args) == 1:
+                held = self.of(call.args[0].value, depth - 1)
+                return held if held.kind is Kind.LOADER else UNKNOWN
             made = self.instance_of(call.func.value)
             made = made if made is not UNKNOWN else self._of_result(call.func, depth)
             return made if made is not UNKNOWN else self._of_class_in(call.func)
@@ -720,6 +727,11 @@ class Values:
         element = self._of_element(node.value, [], depth - 1) if is_entry else UNKNOWN
         is_object = element.kind in (Kind.TENSOR, Kind.MODULE) and element.certain
         return element if is_object else guess_by_name(key or "")
+
+
+def _is_next(call: cst.Call) -> bool:
+    """Whether a call gets the next element of an iterator, or raises: ``next(batches)``."""
+    return dotted(call.func) == "next" and len(call.args) == 1 and not has_unpacking(call)
 
 
 def _part_of(value: cst.BaseExpression, path: list[int]) -> cst.BaseExpression | None:

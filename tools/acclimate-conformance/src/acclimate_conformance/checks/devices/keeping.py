@@ -145,10 +145,37 @@ def types_mean_the_current_device(accelerator: Accelerator) -> None:
         "empty_like": lambda x: torch.empty_like(x, device=kind),
         "Module.to": lambda x: torch.nn.Linear(2, 2, device=x.device).to(kind).weight,
     }
+    alike: dict[str, Callable[[torch.Tensor], Any]] = {
+        "new_tensor": lambda x: x.new_tensor([1.0, 2.0]),
+        "new_empty": lambda x: x.new_empty(2),
+        "new_zeros": lambda x: x.new_zeros(2),
+        "new_ones": lambda x: x.new_ones((2,), dtype=torch.int32),
+        "new_full": lambda x: x.new_full((2,), 3),
+        "new_empty_strided": lambda x: x.new_empty_strided((2,), (1,)),
+        "empty_like": torch.empty_like,
+        "rand_like": torch.rand_like,
+        "full_like": lambda x: torch.full_like(x, 2, dtype=torch.int32),
+        "clone": lambda x: x.clone(),
+        "copy.deepcopy": copy.deepcopy,
+        "to(dtype)": lambda x: x.to(torch.int32),
+        "an operator": lambda x: x + 1,
+        "an operator with out": lambda x: torch.add(x, 1, out=torch.empty(0, device=x.device)),
+        "a sum": lambda x: x.sum(),
+        "tensor_split": lambda x: x.tensor_split(2)[0],
+        "Module.to of a tensor": lambda x: torch.nn.Linear(2, 2).to(x).weight,
+        "to of a tensor": lambda x: torch.ones(2).to(x),
+        "type_as": lambda x: torch.ones(2).type_as(x),
+    }
     for index, name in enumerate(names):
         for source in names:
             with accelerator.device(index):
                 there = torch.arange(3.0, device=source)
+                for what, make in alike.items():
+                    found = make(there)
+                    require(
+                        str(found.device) == source,
+                        f"{what} of a tensor on {source} gives one on {found.device} while {name} is current",
+                    )
                 for what, move in ways.items():
                     found = move(there)
                     require(

@@ -123,6 +123,9 @@ def copies_of_lazy_views(accelerator: Accelerator) -> None:
                 "an operator": lambda x: (x * 1).cpu(),
                 "to(another dtype)": lambda x: x.to(_wider(x)).cpu().to(x.dtype),
                 "to() of another device": lambda x: x.to(device_names(accelerator)[-1]).cpu(),
+                "copy_() to another device": lambda x: torch.zeros(
+                    x.shape, dtype=x.dtype, device=device_names(accelerator)[-1]
+                ).copy_(x, non_blocking=True).cpu(),
                 "copy_() on the device": lambda x: torch.empty(x.shape, **_like(x)).copy_(x).cpu(),
                 "copy_() to a column": lambda x: torch.empty(*x.shape, 2, **_like(x))[..., 0].copy_(x).cpu(),
                 "cat": lambda x: torch.cat([x, x])[: len(x)].cpu(),

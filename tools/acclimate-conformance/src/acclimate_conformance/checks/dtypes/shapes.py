@@ -11,6 +11,7 @@ from torch.nn import functional
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
     TOLERANCE,
+    device_names,
     distance,
     equal,
     require,
@@ -150,8 +151,25 @@ def transfers(accelerator: Accelerator) -> None:
         )
         joined = torch.cat([there, there[:5]])
         require(equal(joined[-6:], torch.cat([values[-1:], values[:5]])), f"joining {short(dtype)} is wrong")
+    # More than drivers move at once, which is up to 64 MiB, from and to no boundary of a page.
+    bytes_of_host = torch.arange(_LONG // 4, dtype=torch.int32).view(torch.uint8)[3:-2]
+    there = bytes_of_host.to(device)
+    beside = torch.zeros(_LONG, dtype=torch.uint8, device=device)
+    beside[1 : len(there) + 1].copy_(there)
+    for how, found in (
+        ("copied to the device", there),
+        ("cloned", there.clone()),
+        ("copied to another device", there.to(device_names(accelerator)[0], non_blocking=True)),
+        ("copied to a part of a tensor", beside[1 : len(there) + 1]),
+    ):
+        require(equal(found, bytes_of_host), f"{len(there)} bytes change when they are {how}")
+    require(int(beside[0]) == int(beside[-1]) == 0, f"a copy of {len(there)} bytes writes beside its target")
     whole = torch.tensor([2**40 + 1, -(2**62), 2**53 + 1])
     require(equal(whole.to(device), whole), "large int64 numbers change when copied to the device and back")
+
+
+_LONG = (1 << 26) + 4096
+"""Bytes."""
 
 
 def _attention(dimension: int) -> torch.nn.Module:

@@ -58,6 +58,7 @@ def replays_keep_their_state(accelerator: Accelerator) -> None:
         for turn, (replayed_in, at_replay) in enumerate(states.items(), start=1):
             with torch.no_grad():
                 inputs.copy_(values * turn)
+                weight.copy_(weights / turn)
             with at_replay():
                 accelerator.replay_graph(graph)
             accelerator.synchronize()

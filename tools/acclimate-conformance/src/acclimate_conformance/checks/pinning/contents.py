@@ -202,6 +202,15 @@ def registration(accelerator: Accelerator) -> None:
     finally:
         for tensor in registered:
             accelerator.unregister_host_memory(tensor.data_ptr())
+    if accelerator.register_host_memory(memory.data_ptr(), length):
+        with suppress(RuntimeError):  # a driver refuses an address at which nothing was registered
+            accelerator.unregister_host_memory(memory.data_ptr() + page)
+        require(
+            accelerator.is_pinned(memory), "unregister_host_memory() of an address within a region unpins it"
+        )
+        with suppress(RuntimeError):
+            accelerator.register_host_memory(memory.data_ptr(), length)
+        accelerator.unregister_host_memory(memory.data_ptr())
     for what, part in {**parts, "a second region": after}.items():
         require(not accelerator.is_pinned(part), f"unregister_host_memory() leaves {what} pinned")
     with suppress(RuntimeError):  # a driver refuses memory that is not registered

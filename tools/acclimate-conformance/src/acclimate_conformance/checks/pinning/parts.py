@@ -178,10 +178,12 @@ def torch_pins(accelerator: Accelerator) -> None:
     for what, tensor in {"a pinned tensor": pinned, "a part of a pinned tensor": pinned[1:, 2:]}.items():
         again = tensor.pin_memory()
         require(shares_memory(again, pinned), f"Tensor.pin_memory() of {what} makes a copy")
-    batches = iter(DataLoader(_Nested(), batch_size=3, pin_memory=True))
-    if torch.accelerator.is_available() and not getattr(batches, "_pin_memory", True):
+    loader = DataLoader(_Nested(), batch_size=3, pin_memory=True)
+    if torch.accelerator.is_available() and not getattr(iter(loader), "_pin_memory", True):
         return  # torch's DataLoader does not pin for some devices
-    for batch in batches:
+    # Batches of workers are pinned by a thread, which is another one in each epoch.
+    threaded = DataLoader(_Nested(), batch_size=3, pin_memory=True, num_workers=1, timeout=60)
+    for batch in (*loader, *threaded, *threaded):
         parts = {
             "a dict": batch["a"], "a list": batch["list"][0], "truth values": batch["list"][1],
             "a named tuple": batch["pair"].second,

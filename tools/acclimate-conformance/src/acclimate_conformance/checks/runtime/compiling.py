@@ -111,6 +111,15 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
             require(
                 equal(compiled(ours, count)[0], work(given, counted)[0]), f"{what} repeats its last result"
             )
+        doubled = torch.compile(lambda x: (x * 2, x.sum(0)), backend=backend)
+        many = [torch.full((4, 3), float(n)).to(device) for n in range(6)]
+        results = [doubled(x) for x in many]
+        for number, (first, second) in enumerate(results):
+            require(
+                equal(first, torch.full((4, 3), 2.0 * number))
+                and equal(second, torch.full((3,), 4.0 * number)),
+                f"a result of {what} changes when it is called again",
+            )
         dropped = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 3, backend=backend)
         ones = torch.ones(301, device=device)
         accelerator.manual_seed(3)

@@ -568,7 +568,49 @@ def _recomputed_under_autocast(place: str) -> Any:
     return [seen, str((x @ x).dtype)]
 
 
+def _moved_with_gradients(place: str) -> Any:
+    """Moves are differentiable twice, and forwards."""
+    x = there("cpu", 4).bfloat16().requires_grad_()
+    found: list[Any] = []
+    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "to() in another dtype": lambda t: t.to(place, torch.float32),
+        "to()": lambda t: t.to(place),
+        "to() and back": lambda t: t.to(place).cpu(),
+        "copy_()": lambda t: torch.zeros(4, device=place).copy_(t),
+        "another dtype there": lambda t: t.to(place).float(),
+    }
+    for move in ways.values():
+        (first,) = torch.autograd.grad(move(x).float().pow(3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        found += [str(first.dtype), first.tolist(), str(second.dtype), second.tolist(), first.requires_grad]
+        value, tangent, *_ = torch.func.jvp(move, (x.detach(),), (torch.ones_like(x) * 3,))
+        found += [value.tolist(), tangent.tolist(), str(tangent.dtype)]
+    return found
+
+
+def _saved_elsewhere(place: str) -> Any:
+    """What is saved on the host has its elements in their order, whatever the layout."""
+    x = there(place, 4, 6)
+    layouts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "transposed": lambda t: t.t(), "every second column": lambda t: t[:, ::2],
+        "flipped": lambda t: t.flip(0),
+        "expanded": lambda t: t[:1].expand(3, 6), "a column": lambda t: t[:, 2], "as it lies": lambda t: t,
+        "bfloat16": lambda t: t.t().bfloat16(),
+    }  # fmt: skip
+    found = []
+    for view in layouts.values():
+        for pinned in (False, True) if place != "cpu" else (False, False):
+            w = torch.full_like(view(x), 0.5).requires_grad_()
+            with torch.autograd.graph.save_on_cpu(pin_memory=pinned, device_type=torch.device(place).type):
+                loss = (w * view(x)).sum()
+            loss.backward()
+            found.append(w.grad)
+    return found
+
+
 _PROGRAMS: dict[str, Program] = {
+    "moves with gradients": _moved_with_gradients,
+    "tensors saved on the host": _saved_elsewhere,
     "a function that changes its input": _in_place,
     "a function with several results": _several,
     "a function that is differentiable once": _once,

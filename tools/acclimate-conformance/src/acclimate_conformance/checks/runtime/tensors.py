@@ -183,6 +183,16 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
                 equal(grown[:3], torch.arange(3.0)),
                 f"resize_() of a tensor on {name} loses its first elements",
             )
+            whole = torch.arange(6.0, device=name)
+            part = whole[:2]
+            whole.resize_(3)
+            part.fill_(-1)
+            whole.resize_(6)
+            noted(
+                equal(whole, torch.tensor([-1.0, -1.0, 2.0, 3.0, 4.0, 5.0])),
+                f"resize_() to fewer elements and back on {name} gives {whole.tolist()}",
+            )
+            _note_shared(name, is_host(accelerator), noted)
             shared = torch.zeros(2, device=name)
             shared.set_(one.new_tensor([5.0, 6.0, 7.0]).untyped_storage(), 1, (2,), (1,))
             noted(equal(shared, torch.tensor([6.0, 7.0])), f"set_() on {name} gives {shared.tolist()}")
@@ -283,6 +293,27 @@ def _require_moved(moved: Any, name: str, what: str) -> None:
     values = getattr(moved, "data", moved)
     require(values.device == torch.device(name), f"{what} is on {values.device}")
     require(values.cpu().flatten().tolist() == [0.0, 1.0, 2.0], f"{what} changes the numbers")
+
+
+def _note_shared(name: str, on_host: bool, noted: Callable[[bool, str], None]) -> None:
+    """share_memory_() leaves tensors of a device as they are; torch has it for some types of devices."""
+    kind = torch.device(name).type
+    if on_host:
+        return
+    tensor, module = torch.arange(3.0, device=name), torch.nn.Linear(2, 2, device=name)
+    try:
+        same = tensor.share_memory_() is tensor and module.share_memory() is module
+        told = tensor.is_shared() and module.weight.is_shared()
+    except Exception as error:  # noqa: BLE001 - a device may raise any error
+        is_of_a_vendor = kind == torch._C._get_privateuse1_backend_name()  # which torch treats as its own
+        noted(not is_of_a_vendor, f"share_memory_() on {name} raises {type(error).__name__}: {error}"[:200])
+        return
+    noted(same and told, f"share_memory_() on {name} returns another one, or is_shared() is False")
+    places = {str(tensor.device), str(module.weight.device)}
+    noted(
+        places == {name} and equal(tensor, torch.arange(3.0)),
+        f"share_memory_() moves what is on {name} to {', '.join(sorted(places))}",
+    )
 
 
 _SHOWN = (
