@@ -247,8 +247,8 @@ def _use_all(accelerator: Accelerator) -> str:
             ones.mul_(2)
         accelerator.replay_graph(graph)
         accelerator.synchronize()
-        return "a stream, an event and a graph, also in another thread,"
-    return "a stream and an event, also in another thread,"
+        return "a stream, an event and a graph, also in another thread"
+    return "a stream and an event, also in another thread"
 
 
 def _use_streams(accelerator: Accelerator) -> torch.Tensor:

@@ -204,14 +204,16 @@ def wrong_shapes_are_refused(accelerator: Accelerator) -> None:
     for name, function in _NEED_INVERSES.items():
         regular = torch.eye(3)
         for what, batch in {
-            "matrix": torch.zeros(3, 3),
-            "second of three matrices": torch.stack([regular, torch.zeros(3, 3), regular]),
-            "last of four matrices": torch.stack([regular, regular, regular, 0 * regular]).view(2, 2, 3, 3),
+            "a matrix": torch.zeros(3, 3),
+            "the second of three matrices": torch.stack([regular, torch.zeros(3, 3), regular]),
+            "the last of four matrices": torch.stack([regular, regular, regular, 0 * regular]).view(
+                2, 2, 3, 3
+            ),
         }.items():
             with suppress(RuntimeError):  # this release of torch may take it
                 function(batch)
                 continue
-            with refused(f"{name} of a {what} that is singular", RuntimeError):
+            with refused(f"{name}, where {what} is singular,", RuntimeError):
                 function(batch.to(device))
 
 

@@ -299,7 +299,7 @@ _REDUCED_OF_TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
     "addr": lambda x, y: torch.addr(x, y[0], y[0]),
     "baddbmm": lambda x, y: torch.baddbmm(x[None], y[None], x[None]),
     "addbmm": lambda x, y: torch.addbmm(x, y[None], x[None]),
-    "linear": lambda x, y: _F.linear(x, y),
+    "linear": _F.linear,
     "linear with a bias": lambda x, y: _F.linear(x, x, y[0]),
     "conv1d with a bias": lambda x, y: _F.conv1d(x[None], x[:, :, None], y[0]),
     "conv2d": lambda x, y: _F.conv2d(x[None, None], y[None, None, :3, :3]),
@@ -315,7 +315,7 @@ _REDUCED_OF_TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
         x[None], y[None], y[None], y[None] < 2
     ),
 }
-"""Operators of several tensors that it computes in the reduced dtype, whichever of these is float32."""
+"""Operators of several tensors that it computes in the reduced dtype, whichever of these are float32."""
 _IN_A_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "softmax": lambda x, dtype: x.softmax(-1, dtype=dtype),
     "functional.softmax": lambda x, dtype: _F.softmax(x, -1, dtype=dtype),
@@ -387,9 +387,13 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
         if is_host(accelerator):
             continue
         left, right = torch.eye(8, device=device), torch.eye(8, dtype=dtype, device=device)
-        for combined, wanted in ((_WIDEST, torch.float32), (_REDUCED_OF_TWO, dtype)):
+        mixed, alike = ((left, right), (right, left)), ((left, left), (right, right))
+        for combined, wanted, pairs in (
+            (_WIDEST, torch.float32, mixed),
+            (_REDUCED_OF_TWO, dtype, (*mixed, *alike)),
+        ):
             for name, combine in combined.items():
-                for first, second in ((left, right), (right, left)):
+                for first, second in pairs:
                     what = f"{name} of {short(first.dtype)} and {short(second.dtype)}"
                     with _told(what), accelerator.amp.autocast(dtype=dtype):
                         found = combine(first, second).dtype

@@ -137,7 +137,6 @@ _ALIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "(x + 1) * 2": _plus(1),
     "(x + 2) * 2": _plus(2),
     "(x - 1) * 2": lambda x: (x - 1) * 2,
-    "(x + 1) * 3": lambda x: (x + 1) * 3,
     "(2 + x) as int32": lambda x: (x + 2).to(torch.int32),
     "(2 + x) as float16": lambda x: (x + 2).to(torch.float16),
 }
