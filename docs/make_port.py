@@ -49,6 +49,8 @@ Safe and unsafe edits:
 - Apple's GPUs have no float64. Where the files of a program show that one comes to the device (numpy's arrays without a
   dtype, `.double()`, a reward of gym, `torchdiffeq.odeint`), the edits that choose the device are unsafe, and the reason
   names the line, if the program takes the host of a Mac today.
+- A device with an index is not edited where a test expects an error (`with pytest.raises(RuntimeError)`), nor is an index
+  of 16 or more. `torch.nn.DataParallel` is unsafe where a file of the program reads `model.device_ids`.
 - A checkpoint that only `load_state_dict` gets is loaded to the host, on every machine. Another `torch.load(path)` without
   `map_location` makes the edits of its file unsafe, unless the programs of the project that save files are ported.
 

@@ -113,7 +113,7 @@ def test_what_apples_devices_lack_in_torch_has_an_answer(monkeypatch: pytest.Mon
     exec(text, space)
     space["accelerator_type"] = lambda: "mps"
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert space["ask"]() == (True, ("cpu", "cpu"), 0, 0, "cpu")
+    assert space["ask"]() == (True, ("mps", "mps"), 0, 0, "mps")
 
 
 def test_torch_has_on_apples_devices_what_is_not_said_to_be_missing() -> None:

@@ -4,12 +4,13 @@ import copy
 import textwrap
 import types
 from collections import OrderedDict, namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import ported_once_for_all
+from porting import EACH_TARGET, ported_once_for_all, ported_project, site
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 
@@ -328,3 +329,18 @@ def test_what_goes_with_an_argument_that_is_taken_out_is_not_called_left(target:
     found = port_text(source, Settings(target, unsafe=True))
     assert "DataLoader(d)" in found.text
     assert {site.status for site in found.sites} == {Status.CONVERTED}
+
+
+@EACH_TARGET
+def test_a_wrapper_whose_devices_another_file_reads_is_unsafe(target: str, tmp_path: Path) -> None:
+    files = {
+        "train.py": "import torch\nimport data\nimport net\n\nmodel = torch.nn.DataParallel(net.Net())\ndata.infer(model)\n",
+        "net.py": "import torch\n\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x\n",
+        "data.py": "import torch\n\n\ndef infer(model):\n    return model(torch.ones(1).to(model.device_ids[0]))\n",
+    }
+    wrapped = "torch.nn.DataParallel(net.Net())"
+    found = site(ported_project(tmp_path, files, target)["train.py"], wrapped)
+    assert found.status is Status.UNSAFE
+    assert "data.py:5 reads the devices of a wrapped model" in found.reason
+    files["data.py"] = files["data.py"].replace("model.device_ids", "args.device_ids")
+    assert site(ported_project(tmp_path, files, target)["train.py"], wrapped).status is Status.CONVERTED

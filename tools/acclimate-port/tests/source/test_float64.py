@@ -178,3 +178,55 @@ def test_a_game_in_another_file_of_the_program_holds_back_the_device(target: str
     assert site(ported_project(tmp_path, files, target)["agent.py"], CHOICE).status is Status.UNSAFE
     files["main.py"] = files["main.py"].replace("import gym\n", "import os as gym\n")
     assert site(ported_project(tmp_path, files, target)["agent.py"], CHOICE).status is Status.CONVERTED
+
+
+@EACH_TARGET
+def test_what_a_function_of_another_file_gives_keeps_its_bits(target: str, tmp_path: Path) -> None:
+    files = {
+        "train.py": f"import torch\nimport tables\nfrom model import Model\n\ndevice = {CHOICE}\n_, betas = tables.schedule(3)\nModel(betas).run(torch.ones(1, device=device))\n",
+        "tables.py": "import numpy as np\n\n\ndef schedule(n):\n    return n, np.linspace(0, 1, n)\n",
+        "model.py": (
+            "import torch\n\n\nclass Model:\n    def __init__(self, betas):\n        self.betas = betas\n\n"
+            "    def run(self, x):\n        return part(self.betas, x) * x\n\n\n"
+            "def part(values, x):\n    return torch.from_numpy(values).to(device=x.device)[0].float()\n"
+        ),
+    }
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is Status.UNSAFE
+    files["train.py"] = files["train.py"].replace("_, betas", "betas, _")
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is Status.CONVERTED
+
+
+KEPT = {
+    "an array of numpy's default": ("self.noise = np.zeros((n, 3))", True),
+    "an array of 32 bits": ("self.noise = np.zeros((n, 3), dtype=np.float32)", False),
+    "an array that is converted": ("self.noise = np.zeros((n, 3)).astype('float32')", False),
+    "a number that is compared": ("self.noise = np.random.rand(n) < 0.5", False),
+    "a number": ("self.noise = np.random.uniform(0, 1)", False),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_an_unknown_array_has_the_bits_of_those_that_its_module_makes(kind: str) -> None:
+    line, is_wide = KEPT[kind]
+    text = f"{HEAD}\n\nclass Agent:\n    def __init__(self, n):\n        {line}\n\n    def act(self, x, device):\n        return {{}}\n"
+    assert bool(float64(text.format("torch.from_numpy(x).unsqueeze(0).to(device)")).on_device) == is_wide
+    for narrow in (
+        "torch.from_numpy(x).float().to(device)",
+        "torch.from_numpy(x).to(device, torch.float32)",
+        "torch.from_numpy(x.numpy()).to(device)",
+        "torch.tensor(x).to(device)",
+    ):
+        assert not float64(text.format(narrow)).on_device, narrow
+    assert not float64(
+        text.replace("x, device", "labels, device").format("torch.from_numpy(labels).to(device)")
+    ).on_device
+
+
+def test_a_number_of_numpy_leaves_a_result_its_bits() -> None:
+    text = f"{HEAD}\n\ndef bits(x):\n    return x / np.log(2.0)\n\n\ndef wide(n):\n    return np.ones(n) / np.log(2.0)\n"
+    assert [*float64(text).given] == ["here:wide(=)"]
+
+
+def test_a_spherical_transform_holds_numbers_of_64_bits() -> None:
+    text = "import torch\nfrom torch_harmonics import RealSHT\n\n\ndef f(x):\n    return RealSHT(4, 8).to(x.device)(x)\n"
+    assert float64(text).on_device == {"f": 6}

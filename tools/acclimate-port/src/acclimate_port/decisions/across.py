@@ -65,6 +65,7 @@ _GIVEN = (Kind.DEVICE, Kind.TENSOR, Kind.FLAG)
 _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _BACKEND = Symbol(Kind.BACKEND, "any:backend")
+_SPLIT = Symbol(Kind.SPLIT, "any:device_ids")
 _LOAD = Symbol(Kind.LOAD, f"here:{MODULE}")
 _REPORT = Symbol(Kind.REPORT, "here:")
 _REPORT_STAYS = Symbol(Kind.REPORT, "here:(stays)")
@@ -109,6 +110,7 @@ class Across:
         for index in self._device.turned_off:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)
+        self._relying[_SPLIT] += [*decisions.of_rules("data-parallel")]
         self._relying[_BACKEND] += self._device.exchanging
         self._relying[_REPORT] += self._device.reports
         self._guards = [*guards(file, decisions)]

@@ -11,6 +11,7 @@ import libcst as cst
 from acclimate_port.conditions.accepted_words import reason_against_words
 from acclimate_port.conditions.branches import holders_of_result
 from acclimate_port.conditions.checkpoints import reason_against_split
+from acclimate_port.conditions.expected_errors import meant_to_fail
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.hidden_devices import reason_against_hidden
 from acclimate_port.conditions.host_answers import only_serves
@@ -38,7 +39,7 @@ from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.new_code.printed_text import loses_text
 from acclimate_port.rules.base import Finding, Outcome, is_assigned
 from acclimate_port.source.torch_cuda import NEVER_RAISE, STREAMS
-from acclimate_port.source.tree import called_name, dotted, string_value
+from acclimate_port.source.tree import called_name, dotted, string_value, walk
 from acclimate_port.source_file import SourceFile, cuda_name
 
 _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304", "ACC307"}
@@ -115,6 +116,8 @@ def _reason_to_leave(file: SourceFile, finding: Finding) -> str:
         return "the program assigns to this name of torch.cuda"
     if file.torchscript.holds(node) and _asks(file, finding):
         return "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
+    if finding.rule.name in _CHOOSE_DEVICE and (reason := meant_to_fail(file, node)):
+        return reason
     return reason_without_value(file, node, _new_code(finding))
 
 
@@ -140,6 +143,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     if not reason and (is_device or finding.rule.name == "available-choice"):
         reason = moves_for_others(file, node) or reason_against_words(file, node)
     is_choice = finding.rule.name in _CHOOSE_DEVICE or _finds_device(file, finding)
+    if not reason and is_device:
+        reason = _built_for_cuda(file, node)
     if not reason and is_choice and _is_said_to_be_for_cuda(file, node):
         return _SAID
     if not reason and (finding.rule.name in _CHOOSE_DEVICE or _follows_device(file, node)):
@@ -169,6 +174,19 @@ def _finds_device(file: SourceFile, finding: Finding) -> bool:
     decided = decided_by(file, finding.node)
     is_for_others = decided is not None and decided.orelse is None and only_serves(file, finding.node)
     return asks_for_device(file, finding) and not is_for_others
+
+
+def _built_for_cuda(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why a device stands under a question that stays: whether torch is built for CUDA."""
+    for around in file.tree.ancestors(node):
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+            return ""
+        if isinstance(around, (cst.If, cst.IfExp)) and "has_cuda" in file.names:
+            parts = [one for one in walk(around.test) if isinstance(one, cst.Attribute)]
+            if any(file.tree.qualified(one) == "torch.has_cuda" for one in parts):
+                line = file.tree.line(file.span(around.test).start)
+                return f"line {line} asks whether torch is built for CUDA, and stays as it is"
+    return ""
 
 
 def _is_in_test(file: SourceFile, node: cst.CSTNode, around: cst.CSTNode) -> bool:

@@ -34,6 +34,7 @@ _REASONS = {
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
+    Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
@@ -49,6 +50,8 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
+_OF_VALUES = (Kind.WIDE, Kind.FLOAT64, Kind.SPLIT)
+"""What is known of each file that has been read, also if it was not ported."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE)
 """What is followed through all functions that a program calls."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
@@ -350,7 +353,8 @@ class Project:
         last_names = {owner.rpartition(":")[2] for owner in stays | relied_on}
         found = []
         for path, known in self._facts.items() if relied_on else ():
-            if known.outline == Outline() or known.relies or known.stays or known.implies:
+            symbols = (*known.relies, *known.stays, *(first for first, _ in known.implies))
+            if known.outline == Outline() or any(one.kind not in _OF_VALUES for one in symbols):
                 continue
             uses = (full for full in known.outline.uses if full.rpartition(".")[2] in last_names)
             named = {_owner((Kind.CODE, self._name(path, f"from:{full}"))) for full in uses}
@@ -381,6 +385,8 @@ class Project:
         else:
             held = self._modules.get(name, ())
             found = [one for one in held if _module(one).parts[-len(wanted) :] == wanted]
+        # A module that imports one of its own name means another.
+        found = [one for one in found if one != path]
         if not found or module.startswith("."):
             return found
         if wanted[0] in sys.stdlib_module_names:  # a script's folder comes first
@@ -390,7 +396,14 @@ class Project:
         # A module inside a package is found without the package's name only beside it, or below.
         roots = {one: Path(*_module(one).parts[: -len(wanted)]) for one in found}
         found = [one for one in found if near[one][1] or roots[one] / "__init__.py" not in self._facts]
-        return [one for one in found if near[one] == max(near[other] for other in found)]
+        nearest_ones = [one for one in found if near[one] == max(near[other] for other in found)]
+        return [self._inside_if_empty(one) for one in nearest_ones]
+
+    def _inside_if_empty(self, path: Path) -> Path:
+        """The module inside an empty package that has its name: the folder is a root of modules."""
+        inside = path.parent / f"{path.parent.name}.py"
+        is_empty = path.name == "__init__.py" and self._facts[path].outline == Outline()
+        return inside if is_empty and inside in self._facts else path
 
     def _stays(self) -> dict[_Known, dict[Path, _Place]]:
         """The symbols that stay, also those that others imply, with the places that do.

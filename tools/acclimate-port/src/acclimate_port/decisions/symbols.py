@@ -58,6 +58,8 @@ class Kind(Enum):
     """One whose code brings numbers of 64 bits to the device, or takes the device where there may be none."""
     LOAD = "load"
     """A file whose code loads a checkpoint to the device that it was saved on."""
+    SPLIT = "split"
+    """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"
     """A number of 64 bits that a function gets."""
     TEST = "test"

@@ -22,6 +22,7 @@ from acclimate_port.files.text_files import Content, UnreadableError, decode, re
 from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.float64 import float64
 from acclimate_port.source.outline import Outline, outline, outline_of_imports
+from acclimate_port.source.parallel_reads import parallel_reads
 from acclimate_port.source.saved_files import saved_files
 from acclimate_port.source.settings_files import chosen_by, devices_given, read_named, yaml_lines
 from acclimate_port.source.survey import Survey, joined, survey
@@ -189,6 +190,8 @@ def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) 
     implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
     implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]
     implied = (*facts.implies, *implies)
+    if line := parallel_reads(source):
+        stays[Symbol(Kind.SPLIT, "any:device_ids")] = line
     files = saved_files(source)
     files = replace(files, loads=files.loads - loaded)
     return replace(facts, stays=facts.stays | stays, implies=implied, files=files)

@@ -167,11 +167,12 @@ _RENAMED = {
 # torch.accelerator has functions of these names that return something else.
 _OTHER_MEANING = {"get_device_capability", "memory_stats", "device_index", "current_stream", "set_stream"}
 _RETURN_NOTHING = RESETS | SEEDS | {"synchronize", "set_device", "empty_cache", "init"}
-# Replacements on a CPU-only machine, where torch.accelerator raises and torch.cpu lacks the name.
+# Replacements on a CPU-only machine, where torch.accelerator raises and torch.cpu lacks the name, and on
+# another whose module lacks it.
 _ON_HOST = {
     **dict.fromkeys(FIGURES | {"current_device"}, "0"),
     **dict.fromkeys(_RETURN_NOTHING, "None"),
-    "get_device_name": "'cpu'",
+    "get_device_name": "{helper}",
     "get_device_capability": "(0, 0)",
     "get_device_properties": "None",
     "mem_get_info": "(0, 0)",
@@ -225,7 +226,7 @@ class TorchTarget(Target):
     def runtime(self, name: str) -> Spelling | Missing:
         on_host = _ON_HOST.get(name)
         if on_host is not None:
-            on_host = on_host.replace("{torch}", self.torch)
+            on_host = on_host.replace("{torch}", self.torch).replace("{helper}", self.helper)
         here = _RENAMED.get(name, name)
         if name == "OutOfMemoryError":
             return Spelling(f"{self.torch}.OutOfMemoryError")

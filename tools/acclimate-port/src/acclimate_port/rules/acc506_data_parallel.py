@@ -36,8 +36,8 @@ class DataParallel(Rule[cst.Call]):
     explanation = """\
 torch splits a batch over CUDA devices only; on another accelerator the first step fails, even with one device. The edit
 keeps torch's object, and on CUDA and on a host nothing changes. Elsewhere the device of the model's parameters gets the
-whole batch, and the inputs are moved there, as torch does on CUDA. A file that reads `device_ids` is unsafe. To use several devices other than CUDA, a program needs
-`DistributedDataParallel`.
+whole batch, and the inputs are moved there, as torch does on CUDA. The edit is unsafe where a file of the program reads
+`device_ids` of a model. To use several devices other than CUDA, a program needs `DistributedDataParallel`.
 
 A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and
 the functions that it calls: without CUDA a program should call the module directly."""

@@ -23,6 +23,7 @@ CUDA_PACKAGES = _FOR_CUDA | {
         "simple_knn",
     ),
     *("diff_gaussian_rasterization", "diff_surfel_rasterization", "isaacgym", "nerfacc", "exllama_ext"),
+    *("warpconvnet", "fvdb", "curobo", "fused_ssim", "diff_gauss", "pointops"),
     *("exllamav2_ext", "awq_inference_engine", "awq_ext", "sageattention", "knn_cuda", "pointnet2_ops"),
     # Models have modules of these names too, so only a top-level package counts.
     *("dropout_layer_norm", "rotary_emb", "selective_scan"),
@@ -79,6 +80,7 @@ OPERATORS = (
 NEEDED = {
     *(name for name in CUDA_PACKAGES if name not in ("selective_scan", "rotary_emb", "dropout_layer_norm")),
     *("bitsandbytes", "pycuda", "tensorrt", "torch_tensorrt", "MinkowskiEngine", "spconv", "torchsparse"),
+    *("cuml", "cudf", "cugraph", "cuvs", "rmm", "cumm"),
 }
 """Packages for NVIDIA GPUs without which a program that imports them in any case does not start."""
 OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex", *OWN_MODULES)

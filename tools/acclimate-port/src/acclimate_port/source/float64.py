@@ -12,15 +12,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from acclimate_port.source.tree import parse_as_python, python_nodes
 
 MODULE = "<module>"
 REASON = "Apple's MPS has no float64: {place} makes a float64 tensor on the device"
-_WORDS = re.compile(
-    r"\b(float64|double|DoubleTensor|complex128|cdouble|numpy|from_numpy|torchdiffeq|FrechetInceptionDistance)\b"
-)
-"""A file without any of these holds no such numbers; a quick test."""
 _WIDE_TYPES = {
     *("float64", "double", "float_", "longdouble", "complex128", "cdouble", "complex_", "float", "d", "f8"),
     *("<f8", "complex", "np.float", "numpy.float"),
@@ -69,9 +66,21 @@ _OF_OTHERS = re.compile(
 )
 """Functions of other libraries whose results are of 64 bits."""
 _METHODS_OF_OTHERS = {"get_fdata", "to_numpy"}
+_VIEWS = {
+    *("unsqueeze", "squeeze", "view", "reshape", "permute", "transpose", "contiguous", "clone", "expand"),
+    *("repeat", "flatten", "t", "detach", "requires_grad_"),
+}
+"""Methods of a tensor, and functions of torch, whose result has the same dtype."""
+_WHOLE_NUMBERS = re.compile(
+    r"label|target|cls|class|idx|ind(ex|ices)|mask|(^|_)ids?$|tok|count|len|seq|act|num|edge|perm|done|^[ijkny]$"
+)
+"""Names of arrays that often hold whole numbers."""
 _SOLVERS = {"torchdiffeq.odeint", "torchdiffeq.odeint_adjoint", "torchdiffeq.odeint_event"}
 _FIXED_STEPS = {"euler", "midpoint", "rk4", "explicit_adams", "implicit_adams", "heun2", "heun3"}
-_WIDE_INSIDE = re.compile(r"torchmetrics(\.\w+)*\.(FrechetInceptionDistance|KernelInceptionDistance|FID)$")
+_WIDE_INSIDE = re.compile(
+    r"torchmetrics(\.\w+)*\.(FrechetInceptionDistance|KernelInceptionDistance|FID)$"
+    r"|torch_harmonics(\.\w+)*\.(Inverse)?Real(Vector)?SHT$"
+)
 """Modules of other libraries that compute with 64 bits on their device."""
 _GAME = re.compile(
     r"^(r|rew|rewards?|s|s_|state|states|obs|obses|observations?|ob|next_?(state|states|obs|observations?)"
@@ -79,10 +88,6 @@ _GAME = re.compile(
     r"|returns|discounted\w*|advantages?|\w+_(rewards?|obs|states?))$"
 )
 """Names of what a game of gym gives, which may be of 64 bits."""
-_GAME_IMPORT = re.compile(
-    r"^[ \t]*(?:import|from)[ \t]+(?:gym\w*|pybullet_envs|dm_control|mujoco_py|roboschool|pettingzoo)\b", re.M
-)
-_VALUES_GIVEN = re.compile(r"\b(as_)?tensor\(")
 _GAMES = {"gym", "gymnasium", "gym3", "pybullet_envs", "dm_control", "mujoco_py", "roboschool", "pettingzoo"}
 _KEEP_TENSOR = {
     "from_pretrained",
@@ -106,6 +111,8 @@ _NO_TENSOR = {
     "format",
 }
 """Methods and attributes whose result is no tensor or array of the same dtype."""
+_RESULT = "="
+"""Ends the symbol of what a function gives, and goes before the number of its part."""
 _DEPTH = 12
 
 _Bound = tuple[int, ast.AST | None, int]
@@ -146,9 +153,6 @@ def float64(source: str | bytes) -> Float64:
     """The numbers of 64 bits of a file; none if this Python cannot parse it."""
     text = source if isinstance(source, str) else source.decode(errors="replace")
     if "torch" not in text and "numpy" not in text and "gym" not in text:
-        return Float64()
-    words = (_WORDS, _GAME_IMPORT, _VALUES_GIVEN)
-    if not any(one.search(text) for one in words):
         return Float64()
     try:
         return _Reader(text, parse_as_python(source)).read()
@@ -428,6 +432,9 @@ class _Reader:
             called = value.func.attr if isinstance(value.func, ast.Attribute) else ""
             if called == "step":
                 return frozenset({GAME}) if part < 2 else _NONE
+            return frozenset(
+                one for one in self._numbers(value, depth) if not _is_result(one)
+            ) | self._result(value, part)
         return self._numbers(value, depth)
 
     def _numbers_of_call(self, call: ast.Call, depth: int) -> Evidence:
@@ -455,17 +462,23 @@ class _Reader:
                 return self._tensor(held, depth) & sure
             first = self._full(call.func).partition(".")[0]
             if name not in _NO_TENSOR and first not in ("torch", "math", "random"):
-                return self._numbers(held, depth)
+                return self._numbers(held, depth) | self._result(call)
         if isinstance(call.func, ast.Name) and call.func.id in self._functions:
             returned = (
                 one.value
                 for one in python_nodes(self._functions[call.func.id])
                 if isinstance(one, ast.Return)
             )
-            return frozenset().union(*(self._numbers(one, depth) for one in returned)) & sure
+            found = frozenset().union(*(self._numbers(one, depth) for one in returned))
+            return frozenset(one for one in found if one == SURE or _is_result(one))
         if full.rpartition(".")[2] in ("train_test_split", "list", "tuple", "zip", "reversed", "sorted"):
             return frozenset().union(*(self._numbers(one, depth) for one in call.args)) - {GAME}
-        return _NONE
+        return self._result(call)
+
+    def _result(self, call: ast.Call, part: int = -1) -> Evidence:
+        """The symbol of what a function of the project gives, or of one part of it."""
+        called = self._called(call)
+        return frozenset({f"{called}({_RESULT}{'' if part < 0 else part})"}) if called else _NONE
 
     def _values(self, node: ast.AST) -> list[str]:
         """The full names of the calls whose result a name holds."""
@@ -572,6 +585,8 @@ class _Reader:
             return self._tensor(call.args[0], depth)
         if full == "next" and call.args:
             return frozenset({BATCH})
+        if isinstance(call.func, ast.Name):
+            return self._result(call)
         if isinstance(call.func, ast.Attribute):
             held = call.func.value
             if call.func.attr == "double":
@@ -603,6 +618,9 @@ class _Reader:
             if isinstance(node, ast.ClassDef):
                 self._items(node, given)
                 continue
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._results(node, given, passed)
+                continue
             if isinstance(node, ast.Dict) and self._is_for_device(node):
                 found: Evidence = frozenset({SURE})
             elif isinstance(node, ast.Call):
@@ -627,6 +645,43 @@ class _Reader:
         if BATCHES in given:
             on_device = {**of_batches, **on_device}
         return Float64(on_device, frozenset(lines), given, tuple(taken), tuple(passed))
+
+    def _results(
+        self,
+        function: ast.FunctionDef | ast.AsyncFunctionDef,
+        given: dict[str, int],
+        passed: dict[tuple[str, str], None],
+    ) -> None:
+        """Notes what of 64 bits a function gives back."""
+        owner = self._around.get(id(function))
+        if isinstance(owner, ast.Module):
+            texts = [f"here:{function.name}"]
+        elif isinstance(owner, ast.ClassDef) and not function.name.startswith("__"):
+            texts = [f"self:{owner.name}.{function.name}", f"any:{function.name}"]
+        else:
+            return
+        for one in python_nodes(function):
+            if not isinstance(one, ast.Return) or one.value is None or self._scope(one) is not function:
+                continue
+            parts = [("", one.value)]
+            if isinstance(one.value, ast.Tuple):
+                parts = [(str(at), part) for at, part in enumerate(one.value.elts)]
+            for end, value in parts:
+                found = self._numbers(value) | self._tensor(value)
+                for text in texts:
+                    if SURE in found and not self._is_scaled(value):
+                        given.setdefault(f"{text}({_RESULT}{end})", value.lineno)
+                    for other in sorted(found - {SURE, SCALAR, GAME, BATCH}):
+                        passed[other, f"{text}({_RESULT}{end})"] = None
+
+    def _is_scaled(self, node: ast.AST) -> bool:
+        """Whether a number of numpy changes a value, which leaves a tensor its dtype: ``x / np.log(2)``."""
+        if not isinstance(node, ast.BinOp):
+            return False
+        sides = (node.left, node.right)
+        scalars = [one for one in sides if isinstance(one, ast.Call) and all(map(_is_number, one.args))]
+        others = [one for one in sides if one not in scalars]
+        return bool(scalars) and all(SURE not in self._numbers(one) or self._is_scaled(one) for one in others)
 
     def _items(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
         """Notes the items of 64 bits of a data set; a loader makes float64 of Python's own numbers, too."""
@@ -668,7 +723,8 @@ class _Reader:
                 return sure
             return self._tensor_of_call(call, _DEPTH) if full.startswith("torch.") else _NONE
         if method in ("to", "cuda") and held is not None and self._moves(call, method):
-            return self._tensor(held) | self._tensor(call)
+            found = self._tensor(held) | self._tensor(call)
+            return found | sure if self._is_of_unknown_array(held) and self._makes_wide_arrays else found
         if method == "register_buffer" and len(call.args) > 1:
             return self._tensor(call.args[1])
         if name == "Parameter" and call.args:
@@ -682,6 +738,76 @@ class _Reader:
         if full.startswith("torch.") and name not in _MAKERS and self._dtype_of(call) and call.args:
             return _NONE if self._is_on_host(call.args[0]) else sure
         return _NONE
+
+    def _is_of_unknown_array(self, node: ast.AST | None, depth: int = 6) -> bool:
+        """Whether a tensor is made of an array, as it is, whose dtype the module does not show."""
+        if not depth or node is None:
+            return False
+        if isinstance(node, ast.Subscript):
+            return self._is_of_unknown_array(node.value, depth - 1)
+        if isinstance(node, ast.Name):
+            held = self._bindings(node)
+            return len(held) == 1 and held[0][2] < 0 and self._is_of_unknown_array(held[0][1], depth - 1)
+        if not isinstance(node, ast.Call):
+            return False
+        full = self._full(node.func)
+        name = full.rpartition(".")[2]
+        if full == "torch.from_numpy" and node.args:
+            return self._is_unknown_array(node.args[0])
+        if full.startswith("torch."):
+            return name in _VIEWS and bool(node.args) and self._is_of_unknown_array(node.args[0], depth - 1)
+        is_view = isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS
+        return (
+            is_view
+            and isinstance(node.func, ast.Attribute)
+            and self._is_of_unknown_array(node.func.value, depth - 1)
+        )
+
+    def _is_unknown_array(self, node: ast.AST) -> bool:
+        """Whether an array is a parameter, an attribute or a function's result of which no dtype is seen."""
+        if isinstance(node, ast.Subscript):
+            return self._is_unknown_array(node.value)
+        if isinstance(node, ast.Call):
+            text = _dotted(node.func)
+            return (
+                bool(self._called(node))
+                and not _WHOLE_NUMBERS.search(text)
+                and not _is_narrow(self._source(node))
+            )
+        if not isinstance(node, (ast.Name, ast.Attribute)):
+            return False
+        name = _dotted(node).rpartition(".")[2]
+        if not name or _WHOLE_NUMBERS.search(name.lower()) or self._is_typed(node):
+            return False
+        held = self._bindings(node) if isinstance(node, ast.Name) else self._bound.get((0, _dotted(node)), [])
+        if isinstance(node, ast.Name) and not held:
+            return bool(self._parameter(node))
+        return all(value is not None and isinstance(value, (ast.Name, ast.Attribute)) for _, value, _ in held)
+
+    @cached_property
+    def _makes_wide_arrays(self) -> bool:
+        """Whether the module makes arrays of 64 bits that it keeps: numpy's default, or such a dtype."""
+        return any(isinstance(one, ast.Call) and self._keeps_wide(one) for one in self._nodes)
+
+    def _keeps_wide(self, call: ast.Call) -> bool:
+        full = self._full(call.func)
+        name = full.rpartition(".")[2]
+        is_made = full.startswith("numpy.") and (
+            name in _MAKE or (name in _RANDOM and bool(call.args or call.keywords))
+        )
+        is_made = is_made or (full.startswith("numpy.") and name in ("array", "asarray", "full"))
+        if name in ("uniform", "normal") and _word(call, "size") is None and len(call.args) < 3:
+            return False
+        if not is_made or SURE not in self._numbers(call):
+            return False
+        for around in self._ancestors(call):
+            if isinstance(around, (ast.Compare, ast.Subscript)):
+                return False
+            if isinstance(around, ast.stmt):
+                return isinstance(around, (ast.Assign, ast.AnnAssign, ast.Return))
+            if isinstance(around, ast.Call) and _is_narrow(self._source(around)):
+                return False
+        return False
 
     def _moves(self, call: ast.Call, method: str) -> bool:
         """Whether a call moves a tensor to a device: ``x.cuda()``, ``x.to(device)``."""
@@ -801,6 +927,11 @@ _METHODS_OF_ALL = {
     *("split", "items", "add_scalar", "imshow", "scatter", "hist", "set_title", "info", "debug", "warning"),
     *("randint", "choice", "step"),
 }
+
+
+def _is_result(text: str) -> bool:
+    """Whether a piece of evidence is the symbol of what a function gives."""
+    return f"({_RESULT}" in text
 
 
 def _dotted(node: ast.AST | None) -> str:

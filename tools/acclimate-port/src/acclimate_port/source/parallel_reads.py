@@ -1,0 +1,40 @@
+"""Where a program reads the devices of a model that a wrapper of torch splits its batches over."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from acclimate_port.source.tree import parse_as_python, python_nodes
+
+_READ = re.compile(r"\.(?:device_ids|output_device|src_device_obj)\b")
+_NAMES = ("device_ids", "output_device", "src_device_obj")
+_SETTINGS = re.compile(
+    r"^(self|cls|args?|options?|opts?|config|conf|cfg|params|hparams|flags|settings|hps?|parser)$",
+    re.IGNORECASE,
+)
+
+
+def parallel_reads(source: str | bytes) -> int:
+    """The first line that reads such an attribute of an object that is no setting; 0 if none does."""
+    text = source if isinstance(source, str) else source.decode(errors="replace")
+    if not _READ.search(text):
+        return 0
+    try:
+        nodes = python_nodes(parse_as_python(source))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return 0
+    lines = [
+        one.lineno
+        for one in nodes
+        if isinstance(one, ast.Attribute)
+        and one.attr in _NAMES
+        and isinstance(one.ctx, ast.Load)
+        and not _SETTINGS.match(_last_name(one.value))
+    ]
+    return min(lines, default=0)
+
+
+def _last_name(node: ast.AST) -> str:
+    """The last name of an object: ``model`` of ``self.model``."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
