@@ -50,7 +50,8 @@ LONG = {
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     "ShortMessagesAreLost", "LargeViewsAreNotChanged", "JoinsOnTheCurrentDevice",
     "SafetensorsOnTheCurrentDevice", "DrawsOf16Bits", "GradientsOfOneChannel", "SlopeOfAnotherElu",
-    "FirstRowsChancesAreThoseOfAll", "WorkersDrawAlike", "RecordedTensorsAreKept",
+    "FirstRowsChancesAreThoseOfAll", "WorkersDrawAlike", "GathersLowestBytes",
+    "CompiledFunctionsAreKnownByTheirLength",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
