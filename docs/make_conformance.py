@@ -193,6 +193,7 @@ def document() -> str:
         ("sim_mutants.py", "sim"),
         ("operator_mutants.py", "sim"),
         ("bounds_mutants.py", "sim"),
+        ("detail_mutants.py", "sim"),
     ]
     rows = [row for name, accelerator in files for row in faults(FAULTS / name, accelerator)]
     return "\n".join([*parts, FAULTS_INTRODUCTION + "\n".join(rows)]) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -471,10 +472,10 @@ class LaunchedRankForgotten(CPUAccelerator):
 
 
 class CrashesAtItsEnd(CPUAccelerator):
-    """A rank that used a stream is killed by a signal when its program returns."""
+    """A rank that used a stream in a second thread is killed by a signal when its program returns."""
 
     def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
-        if "LOCAL_RANK" in os.environ:
+        if "LOCAL_RANK" in os.environ and threading.current_thread() is not threading.main_thread():
             atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
         return super().stream(stream)
 

@@ -30,6 +30,7 @@ LONG = (
     "runtime/compiles", "runtime/compiled_functions_have_effects", "memory/other_processes_count",
     "random/recomputed_draws_repeat", "streams/named_streams_are_meant", "launching/launched_rank",
     "random/draws_are_independent", "launching/fork_after_selection", "ops/packed_weights_multiply",
+    "runtime/compiled_functions_keep_apart", "runtime/workers_draw_their_own_numbers",
 )  # fmt: skip
 """These take a compiler, further processes or millions of draws; planted faults show that they are made."""
 SLOW_WHERE_EMULATED = (

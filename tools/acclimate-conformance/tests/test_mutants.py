@@ -50,6 +50,8 @@ LONG = {
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     "ShortMessagesAreLost", "LargeViewsAreNotChanged", "JoinsOnTheCurrentDevice",
     "SafetensorsOnTheCurrentDevice", "DrawsOf16Bits", "GradientsOfOneChannel", "SlopeOfAnotherElu",
+    "FirstRowsChancesAreThoseOfAll", "WorkersDrawAlike", "GathersLowestBytes",
+    "CompiledFunctionsAreKnownByTheirLength",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
@@ -58,11 +60,17 @@ EACH_LENGTH = pytest.mark.parametrize(
 )
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
-    ("program_mutants", ""),
+    ("program_mutants", ""), ("detail_mutants", ""),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""
-OF_THE_EMULATED_DEVICE = ("sim_mutants", "operator_mutants", "bounds_mutants", "program_mutants")
+OF_THE_EMULATED_DEVICE = (
+    "sim_mutants",
+    "operator_mutants",
+    "bounds_mutants",
+    "program_mutants",
+    "detail_mutants",
+)
 
 
 @pytest.fixture(scope="module")

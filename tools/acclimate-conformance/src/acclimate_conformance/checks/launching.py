@@ -25,6 +25,7 @@ from acclimate_conformance.checks.assertions import (
     NotOfferedError,
     device_names,
     exactly,
+    in_thread,
     is_host,
     require,
 )
@@ -234,15 +235,9 @@ def _describe_rank(source: str) -> dict[str, Any]:
 
 def _use_all(accelerator: Accelerator) -> str:
     """Uses a stream, an event and a graph, which end with the process; names those that are offered."""
-    ones = torch.ones(4, device=accelerator.current_device_name())
-    stream, event = accelerator.Stream(), accelerator.Event()
-    accelerator.synchronize()
-    with accelerator.stream(stream):
-        ones.mul_(2)
-        event.record()
-    event.synchronize()
-    accelerator.synchronize()
-    _KEPT.extend((ones, stream, event, accelerator.pin_memory(torch.ones(4))))
+    in_thread(lambda: _use_streams(accelerator))
+    ones = _use_streams(accelerator)
+    _KEPT.append(accelerator.pin_memory(torch.ones(4)))
     held = threading.Thread(target=_hold, args=(torch.ones(4, device=ones.device),), daemon=True)
     held.start()
     with suppress(Exception):  # other checks are about graphs
@@ -252,8 +247,27 @@ def _use_all(accelerator: Accelerator) -> str:
             ones.mul_(2)
         accelerator.replay_graph(graph)
         accelerator.synchronize()
-        return "a stream, an event and a graph"
-    return "a stream and an event"
+        return "a stream, an event and a graph, also in another thread"
+    return "a stream and an event, also in another thread"
+
+
+def _use_streams(accelerator: Accelerator) -> torch.Tensor:
+    """Uses a stream and an event in each way, which end with the process; returns a tensor of theirs."""
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    stream = accelerator.Stream()
+    events = accelerator.Event(), accelerator.Event(enable_timing=True)
+    accelerator.synchronize()
+    for event in events:
+        with accelerator.stream(stream):
+            ones.mul_(2)
+            event.record()
+        accelerator.current_stream().wait_event(event)
+        event.query()
+        event.synchronize()
+    stream.synchronize()
+    accelerator.synchronize()
+    _KEPT.extend((ones, stream, *events))
+    return ones
 
 
 _KEPT: list[Any] = []

@@ -357,8 +357,10 @@ def tails(here: Observer) -> None:
             here.same(torch.cat(gathered), torch.cat(rows), f"all_gather {of}")
 
     def others() -> None:
-        for length, dtype in product(_TAILS[:-2], (torch.float32, torch.int64)):
-            ramp, of = torch.arange(length * here.count).to(dtype), f"of {length} elements of {short(dtype)}"
+        kinds = (*here.accelerator.supported_dtypes()[:2], torch.int64)
+        for length, dtype in product(_TAILS[:-2], kinds):
+            ramp, of = torch.arange(length * here.count) % 13, f"of {length} elements of {short(dtype)}"
+            ramp = ramp.to(dtype)
             given = (ramp * (here.number + 1)).to(device)
             whole = torch.zeros_like(given)
             distributed.all_gather_into_tensor(whole, given[:length].contiguous())
@@ -414,6 +416,30 @@ def other_dtypes(here: Observer) -> None:
             for r in here.ranks:
                 here.same(gathered[r], patterns[r], f"part {r} of an all_gather {of}")
 
+        def into_tensors(dtype: torch.dtype = dtype, of: str = of) -> None:
+            mine = here.tensor(*patterns[here.number], dtype=dtype)
+            rows = mine.new_zeros(5 * here.count)
+            distributed.all_gather_into_tensor(rows, mine)
+            here.same(rows, [value for row in patterns for value in row], f"all_gather_into_tensor {of}")
+            received = mine.new_zeros(5 * here.count)
+            distributed.all_to_all_single(received, torch.cat([mine.roll(r) for r in here.ranks]))
+            turned = [torch.tensor(row).roll(here.number) for row in patterns]
+            here.same(received, torch.cat(turned), f"all_to_all_single {of}")
+
+        def reduced_into_tensors(dtype: torch.dtype = dtype, of: str = of) -> None:
+            mine = here.tensor(*patterns[here.number], dtype=dtype)
+            reductions: dict[Any, Callable[[Any], float]] = {
+                operations.SUM: sum, operations.MAX: max, operations.MIN: min
+            }  # fmt: skip
+            for operation, reduction in reductions.items():
+                part = mine.new_zeros(5)
+                distributed.reduce_scatter_tensor(
+                    part, torch.cat([mine.roll(r) for r in here.ranks]), op=operation
+                )
+                wanted = torch.tensor([reduction(column) for column in columns]).roll(here.number)
+                wanted = wanted.clamp(max=1) if dtype is torch.bool else wanted
+                here.same(part, wanted, f"reduce_scatter_tensor with {operation} {of}")
+
         def reduced(dtype: torch.dtype = dtype, of: str = of) -> None:
             for operation, reduction in ((operations.MAX, max), (operations.MIN, min)):
                 if dtype is not torch.bool:  # to the ends of the type, of both signs
@@ -434,6 +460,8 @@ def other_dtypes(here: Observer) -> None:
             )
 
         here.optional(f"broadcast or all_gather {of}", moved)
+        here.optional(f"all_gather_into_tensor or all_to_all_single {of}", into_tensors)
+        here.optional(f"reduce_scatter_tensor {of}", reduced_into_tensors)
         here.optional(f"all_reduce {of}", reduced)
 
 

@@ -143,6 +143,7 @@ def set_device(accelerator: Accelerator) -> None:
 @check(
     "set_device", "device", "current_device",
     promise="Each thread has its own current device: setting it in one thread changes nothing in another.",
+    of="tensors",
 )  # fmt: skip
 def current_device_of_a_thread(accelerator: Accelerator) -> None:
     several_devices(accelerator)

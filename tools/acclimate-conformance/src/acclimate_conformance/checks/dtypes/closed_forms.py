@@ -497,6 +497,13 @@ def _scaled_images(on: On) -> list[torch.Tensor]:
     return found
 
 
+def _slope(function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The gradient of the sum of a function's results."""
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(function(x).sum(), x)
+    return slope
+
+
 NUMBERS: dict[str, Known] = {
     "lerp": (
         lambda on: [
@@ -634,6 +641,48 @@ NUMBERS: dict[str, Known] = {
             ]
         ),
         [True] * 8,
+    ),
+    "gradients on either side of thresholds": (
+        lambda on: [
+            _slope(lambda x: functional.softplus(x, beta=0.5, threshold=1), on([1.5, 3])),
+            _slope(lambda x: functional.softplus(x, beta=2, threshold=4), on([1.5, 3])),
+            _slope(lambda x: functional.threshold(x, 1, 9), on([0.5, 1, 2])),
+            _slope(lambda x: functional.hardshrink(x, 1), on([-2, 0.5, 2])),
+            _slope(lambda x: functional.softshrink(x, 1), on([-2, 0.5, 2])),
+            _slope(lambda x: functional.hardtanh(x, -2, 1), on([-3, -1.5, 0, 1.5])),
+            _slope(lambda x: functional.leaky_relu(x, 0.25), on([-4, 4])),
+            _slope(functional.relu6, on([-1, 5, 7])),
+            _slope(functional.hardsigmoid, on([-4, 0, 4], torch.float32)),
+            _slope(functional.hardswish, on([-4, 1.5, 4], torch.float32)),
+            _slope(lambda x: functional.elu(x, 3), on([-1, 2])),
+            _slope(lambda x: functional.celu(x, 2), on([-1, 2])),
+            _slope(lambda x: functional.rrelu(x, 0.25, 0.75), on([-4, 4])),
+            _slope(functional.logsigmoid, on([-100, 0])),
+            _slope(lambda x: functional.huber_loss(x, 0 * x, delta=2, reduction="sum"), on([1, 5, -5])),
+            _slope(lambda x: functional.smooth_l1_loss(x, 0 * x, beta=2, reduction="sum"), on([1, 5, -5])),
+            _slope(lambda x: x.clamp(-1, 2), on([-2, 0, 3])),
+            _slope(lambda x: torch.logit(x, eps=0.25), on([0.125, 0.5, 0.75, 0.875])),
+        ],
+        [
+            [1 / (1 + math.exp(-0.75)), 1], [1 / (1 + math.exp(-3)), 1], [0, 0, 1], [1, 0, 1], [1, 0, 1],
+            [0, 1, 1, 0], [0.25, 1], [0, 1, 0], [0, 1 / 6, 0], [0, 1, 1], [3 / math.e, 1],
+            [math.exp(-0.5), 1], [0.5, 1], [1, 0.5], [1, 2, -2], [0.5, 1, -1], [0, 1, 0],
+            [0, 4, 16 / 3, 0],
+        ],
+    ),
+    "gradients of the distances of equal points": (
+        lambda on: [
+            _slope(lambda x: torch.cdist(x, on([[1, 2], [5, 2]]), 1), on([[1, 2], [5, 4]])),
+            _slope(lambda x: torch.cdist(x, on([[1, 2], [5, 2]])), on([[1, 2], [5, 4]])),
+            _slope(lambda x: functional.pdist(x, 1), on([[1, 2], [1, 2]])),
+            _slope(functional.pdist, on([[1, 2], [1, 2]])),
+            _slope(lambda x: torch.dist(x, on([1, 2])), on([1, 2])),
+            _slope(torch.linalg.vector_norm, on([0, 0])),
+        ],
+        [
+            [[-1, 0], [1, 2]], [[-1, 0], [4 / math.sqrt(20), 1 + 2 / math.sqrt(20)]], [[0, 0], [0, 0]],
+            [[0, 0], [0, 0]], [0, 0], [0, 0],
+        ],
     ),
     "activations beyond their thresholds": (
         lambda on: [

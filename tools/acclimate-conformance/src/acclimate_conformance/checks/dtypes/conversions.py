@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.exactness import same_bits
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _NUMBERS = [0.0, 0.25, 0.5, 0.9, 1.0, 1.5, 2.75, 3.0, 100.0, 127.0]
 _LARGE = [1e5, -7e4, 65504.0, 3e38, -3e38, 1e-6, 6e-8, 1e-38, float("inf"), -float("inf"), float("nan")]
 """Of a floating-point number, which a detour through a smaller dtype would lose."""
@@ -38,16 +41,19 @@ _LATER_S = 0.1  # in which a copy that goes on in another thread shows
 )  # fmt: skip
 def conversions(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
-    kinds = (*supported(accelerator), *_WHOLE)
+    kinds = (*supported(accelerator), *_WHOLE, *filter(partial(_is_stored, device), _UNSIGNED))
     for source in kinds:
         numbers = torch.tensor(_NUMBERS).to(source)
         exact = torch.tensor(_EXACT if source in (torch.int64, torch.int32) else _NUMBERS).to(source)
         large = torch.tensor(_LARGE if source.is_floating_point else _LARGE_INTEGERS).to(source)
+        if source in _UNSIGNED:  # around half of the largest number, from which on signed ones are negative
+            most = torch.iinfo(source).max
+            exact = torch.tensor([0, 1, most // 2, most // 2 + 1, most - 1, most], dtype=source)
         for values in (numbers, exact, large):
             for target in kinds:
                 if source.is_floating_point and target in (torch.int8, torch.uint8) and values is exact:
                     continue  # undefined beyond the range of the integer
-                if source.is_floating_point and target in _WHOLE[:-1] and values is large:
+                if source.is_floating_point and target in (*_WHOLE[:-1], *_UNSIGNED) and values is large:
                     continue
                 wanted = values.to(target)
                 of = f"of {values.tolist()} from {short(source)} to {short(target)}"
@@ -66,6 +72,14 @@ def conversions(accelerator: Accelerator) -> None:
                         same_bits(found, wanted), f"a conversion {of}, {how}, is {found.tolist()}, not "
                         f"{wanted.tolist()}",
                     )  # fmt: skip
+
+
+def _is_stored(device: str, dtype: torch.dtype) -> bool:
+    """Whether the device holds numbers of a dtype that torch asks of no device."""
+    with suppress(Exception):  # a device may raise any error
+        torch.ones(2, dtype=torch.uint8).to(dtype).to(device).to(torch.int64).cpu()
+        return True
+    return False
 
 
 def _without_waiting(accelerator: Accelerator) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -187,3 +201,38 @@ def wrong_shapes_are_refused(accelerator: Accelerator) -> None:
     for what, call in calls.items():
         with refused(what, RuntimeError, IndexError):
             call()
+    for name, function in _NEED_INVERSES.items():
+        regular = torch.eye(3)
+        for what, batch in {
+            "a matrix": torch.zeros(3, 3),
+            "the second of three matrices": torch.stack([regular, torch.zeros(3, 3), regular]),
+            "the last of four matrices": torch.stack([regular, regular, regular, 0 * regular]).view(
+                2, 2, 3, 3
+            ),
+        }.items():
+            with suppress(RuntimeError):  # this release of torch may take it
+                function(batch)
+                continue
+            with refused(f"{name}, where {what} is singular,", RuntimeError):
+                function(batch.to(device))
+
+
+_NEED_INVERSES: dict[str, Callable[[torch.Tensor], object]] = {
+    "torch.linalg.inv": torch.linalg.inv,
+    "torch.linalg.inv_ex with check_errors": lambda x: torch.linalg.inv_ex(x, check_errors=True),
+    "torch.linalg.solve": lambda x: torch.linalg.solve(x, torch.ones_like(x)),
+    "torch.linalg.solve of rows": lambda x: torch.linalg.solve(x, torch.ones_like(x), left=False),
+    "torch.linalg.solve_ex with check_errors": lambda x: torch.linalg.solve_ex(
+        x, torch.ones_like(x), check_errors=True
+    ),
+    "torch.linalg.cholesky": torch.linalg.cholesky,
+    "torch.linalg.cholesky_ex with check_errors": lambda x: torch.linalg.cholesky_ex(x, check_errors=True),
+    "torch.linalg.lu_factor": torch.linalg.lu_factor,
+    "torch.linalg.lu_factor_ex with check_errors": lambda x: torch.linalg.lu_factor_ex(x, check_errors=True),
+    "torch.linalg.ldl_factor": torch.linalg.ldl_factor,
+    "torch.linalg.ldl_factor_ex with check_errors": lambda x: torch.linalg.ldl_factor_ex(
+        x, check_errors=True
+    ),
+    "torch.linalg.matrix_power of -1": lambda x: torch.linalg.matrix_power(x, -1),
+}
+"""Of a matrix or a batch of them, none of which may be singular."""

@@ -290,6 +290,46 @@ _WIDEST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "bilinear": lambda x, y: _F.bilinear(x, y, x[None, :, :]),
 }
 """Operators of several tensors that it computes in float32 if any of these is float32."""
+_REDUCED_OF_TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "matmul": torch.matmul,
+    "bmm": lambda x, y: torch.bmm(x[None], y[None]),
+    "mv": lambda x, y: torch.mv(x, y[0]),
+    "addmm": lambda x, y: torch.addmm(x, y, y),
+    "addmv": lambda x, y: torch.addmv(x[0], y, x[0]),
+    "addr": lambda x, y: torch.addr(x, y[0], y[0]),
+    "baddbmm": lambda x, y: torch.baddbmm(x[None], y[None], x[None]),
+    "addbmm": lambda x, y: torch.addbmm(x, y[None], x[None]),
+    "linear": _F.linear,
+    "linear with a bias": lambda x, y: _F.linear(x, x, y[0]),
+    "conv1d with a bias": lambda x, y: _F.conv1d(x[None], x[:, :, None], y[0]),
+    "conv2d": lambda x, y: _F.conv2d(x[None, None], y[None, None, :3, :3]),
+    "conv_transpose1d": lambda x, y: _F.conv_transpose1d(x[None], y[:, :, None]),
+    "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, y),
+    "prelu": lambda x, y: _F.prelu(x, y[0, :1]),
+    "gru_cell": lambda x, y: torch.gru_cell(x, y, x.repeat(3, 1), y.repeat(3, 1)),
+    "attention": lambda x, y: _F.scaled_dot_product_attention(x[None], y[None], x[None]),
+    "attention with a mask that is added": lambda x, y: _F.scaled_dot_product_attention(
+        x[None], x[None], x[None], y[None]
+    ),
+    "attention with a mask of truth values": lambda x, y: _F.scaled_dot_product_attention(
+        x[None], y[None], y[None], y[None] < 2
+    ),
+}
+"""Operators of several tensors that it computes in the reduced dtype, whichever of these are float32."""
+_IN_A_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
+    "softmax": lambda x, dtype: x.softmax(-1, dtype=dtype),
+    "functional.softmax": lambda x, dtype: _F.softmax(x, -1, dtype=dtype),
+    "log_softmax": lambda x, dtype: x.log_softmax(-1, dtype=dtype),
+    "softmin": lambda x, dtype: _F.softmin(x, -1, dtype=dtype),
+    "sum": lambda x, dtype: x.sum(dtype=dtype),
+    "a sum of rows": lambda x, dtype: x.sum(0, dtype=dtype),
+    "prod": lambda x, dtype: x.prod(dtype=dtype),
+    "a product of rows": lambda x, dtype: x.prod(0, dtype=dtype),
+    "cumsum": lambda x, dtype: x.cumsum(0, dtype=dtype),
+    "cumprod": lambda x, dtype: x.cumprod(0, dtype=dtype),
+    "mean": lambda x, dtype: x.mean(dtype=dtype),
+}
+"""Operators of which the caller may say the dtype."""
 
 
 @contextmanager
@@ -347,12 +387,24 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
         if is_host(accelerator):
             continue
         left, right = torch.eye(8, device=device), torch.eye(8, dtype=dtype, device=device)
-        for name, combine in _WIDEST.items():
-            for first, second in ((left, right), (right, left)):
-                what = f"{name} of {short(first.dtype)} and {short(second.dtype)}"
-                with _told(what), accelerator.amp.autocast(dtype=dtype):
-                    found = combine(first, second).dtype
-                require(found == torch.float32, f"within amp.autocast, {what} is {short(found)}")
+        mixed, alike = ((left, right), (right, left)), ((left, left), (right, right))
+        for combined, wanted, pairs in (
+            (_WIDEST, torch.float32, mixed),
+            (_REDUCED_OF_TWO, dtype, (*mixed, *alike)),
+        ):
+            for name, combine in combined.items():
+                for first, second in pairs:
+                    what = f"{name} of {short(first.dtype)} and {short(second.dtype)}"
+                    with _told(what), accelerator.amp.autocast(dtype=dtype):
+                        found = combine(first, second).dtype
+                    require(found == wanted, f"within amp.autocast, {what} is {short(found)}")
+        for asked in accelerator.supported_dtypes():
+            for name, cast in _IN_A_DTYPE.items():
+                for matrix in (left, right):
+                    what = f"{name} of {short(matrix.dtype)} with dtype={short(asked)}"
+                    with _told(what), accelerator.amp.autocast(dtype=dtype):
+                        found = cast(matrix, asked).dtype
+                    require(found == asked, f"within amp.autocast, {what} is {short(found)}")
         with (
             accelerator.amp.autocast(dtype=dtype),
             refused("binary_cross_entropy within amp.autocast", RuntimeError),

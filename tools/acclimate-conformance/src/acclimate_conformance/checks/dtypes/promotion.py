@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from acclimate.accelerator import Accelerator
 from acclimate.imports import describe
-from acclimate_conformance.checks.assertions import BrokenPromiseError, note_of_lacks, require, short
+from acclimate_conformance.checks.assertions import BrokenPromiseError, note_of_lacks, refused, require, short
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.arithmetic import supported
@@ -103,6 +103,94 @@ def results_have_torchs_dtype(accelerator: Accelerator) -> str | None:
                 absent.add(name)
                 continue
             require_alike(found, wanted, f"{name} of {what}", by_element=True)
+    return note_of_lacks(absent)
+
+
+_WITHOUT_A_DTYPE: dict[str, Callable[[str, torch.Tensor], torch.Tensor]] = {
+    "torch.ones": lambda device, x: torch.ones(2, device=device),
+    "torch.zeros": lambda device, x: torch.zeros(2, device=device),
+    "torch.empty": lambda device, x: torch.empty(2, device=device).zero_(),
+    "torch.eye": lambda device, x: torch.eye(2, device=device),
+    "torch.full": lambda device, x: torch.full((2,), 1.5, device=device),
+    "torch.tensor": lambda device, x: torch.tensor([1.5, 2], device=device),
+    "torch.as_tensor": lambda device, x: torch.as_tensor([1.5], device=device),
+    "torch.scalar_tensor": lambda device, x: torch.scalar_tensor(1.5, device=device),
+    "torch.arange": lambda device, x: torch.arange(0.0, 1.0, 0.25, device=device),
+    "torch.linspace": lambda device, x: torch.linspace(0, 1, 5, device=device),
+    "torch.logspace": lambda device, x: torch.logspace(0, 1, 2, device=device),
+    "torch.rand": lambda device, x: torch.rand(2, device=device) * 0,
+    "torch.randn": lambda device, x: torch.randn(2, device=device) * 0,
+    "torch.normal": lambda device, x: torch.normal(0.0, 1.0, (2,), device=device) * 0,
+    "torch.hann_window": lambda device, x: torch.hann_window(4, device=device),
+    "torch.fft.fftfreq": lambda device, x: torch.fft.fftfreq(4, device=device),
+    "torch.nn.Linear": lambda device, x: torch.nn.Linear(2, 2, device=device).weight * 0,
+    "torch.complex": lambda device, x: torch.complex(
+        torch.ones(2, device=device), torch.zeros(2, device=device)
+    ),
+    "torch.tensor of complex numbers": lambda device, x: torch.tensor([1j], device=device),
+    "torch.div of integers": lambda device, x: x / x,
+    "torch.div of an integer": lambda device, x: x / 2,
+    "torch.div of truth values": lambda device, x: x.bool() / 2,
+    "torch.div of uint8": lambda device, x: x.byte() / x.short(),
+    "torch.reciprocal of integers": lambda device, x: x.reciprocal(),
+    "torch.mul of integers and a fraction": lambda device, x: x * 1.5,
+    "torch.add of integers and a fraction": lambda device, x: 1.5 + x,
+    "torch.add of integers and a complex number": lambda device, x: x + 1j,
+    "torch.pow of integers to a fraction": lambda device, x: x**0.5,
+    "torch.sqrt of integers": lambda device, x: x.sqrt(),
+    "torch.exp of integers": lambda device, x: x.exp(),
+    "torch.sigmoid of integers": lambda device, x: x.sigmoid(),
+    "torch.sin of truth values": lambda device, x: x.bool().sin(),
+    "torch.atan2 of integers": lambda device, x: torch.atan2(x, x),
+    "torch.xlogy of integers": lambda device, x: torch.xlogy(x, x),
+    "torch.copysign of integers": lambda device, x: x.copysign(-x),
+    "torch.logsumexp of integers": lambda device, x: x.logsumexp(0),
+    "torch.clamp of integers by a fraction": lambda device, x: x.clamp(max=1.5),
+    "torch.where of two fractions": lambda device, x: torch.where(x > 1, 1.5, 0.25),
+    "torch.where of integers and a fraction": lambda device, x: torch.where(x > 1, x, 1.5),
+    "torch.angle of integers": lambda device, x: (-x).angle(),
+    "torch.mean of integers in a dtype": lambda device, x: x.mean(dtype=torch.float32),
+    "torch.sum of integers": lambda device, x: x.sum(),
+}
+"""Calls that say no dtype, or take integers where floating-point numbers come out."""
+
+
+@check(
+    "supported_dtypes",
+    promise="Results whose dtype nothing says have torch's default dtype, also where that is not float32; "
+    "means of integers are refused.",
+    once=True,
+)  # fmt: skip
+def results_have_the_default_dtype(accelerator: Accelerator) -> str | None:
+    device = accelerator.current_device_name()
+    before = torch.get_default_dtype()
+    absent: set[str] = set()
+    try:
+        for default in supported(accelerator):
+            torch.set_default_dtype(default)
+            integers = torch.tensor([1, 2, 5])
+            for name, call in _WITHOUT_A_DTYPE.items():
+                what = f"{name} while the default dtype is {short(default)}"
+                try:
+                    wanted = call("cpu", integers)
+                except RuntimeError:  # torch itself has it in few dtypes
+                    continue
+                try:
+                    found = call(device, integers.to(device))
+                except Exception as error:
+                    if not is_refusal(error) and not lacking(accelerator, error):
+                        raise BrokenPromiseError(f"{what} raises {describe(error, whole=True)}") from error
+                    absent.add(name)
+                    continue
+                if wanted.is_complex():
+                    require(found.dtype == wanted.dtype, f"{what} gives {short(found.dtype)}")
+                    found, wanted = torch.view_as_real(found), torch.view_as_real(wanted)
+                require_alike(found, wanted, what, by_element=True)
+            for name in ("mean", "var", "std"):
+                with refused(f"torch.{name} of integers", RuntimeError):
+                    getattr(integers.to(device), name)()
+    finally:
+        torch.set_default_dtype(before)
     return note_of_lacks(absent)
 
 

@@ -34,9 +34,9 @@ def contents(accelerator: Accelerator) -> None:
     for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
         original = (torch.arange(24) % 5).to(dtype).reshape(4, 6)
         pinned = accelerator.pin_memory(original)
-        require(pinned.device.type == "cpu", f"a pinned tensor is on {pinned.device}")
-        require(pinned.dtype == dtype, f"pinning {short(dtype)} gives {short(pinned.dtype)}")
-        require(equal(pinned, original), f"pinning {short(dtype)} changes its values")
+        require(pinned.device.type == "cpu", f"pin_memory() gives a tensor on {pinned.device}")
+        require(pinned.dtype == dtype, f"pin_memory() of {short(dtype)} gives {short(pinned.dtype)}")
+        require(equal(pinned, original), f"pin_memory() of {short(dtype)} changes its values")
         made = {
             "pin_memory(make_copy=False)": (accelerator.pin_memory(original, make_copy=False), (4, 6)),
             "pin_memory(match_shape=False)": (

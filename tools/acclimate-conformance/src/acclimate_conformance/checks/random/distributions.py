@@ -183,8 +183,25 @@ def _require_chosen(device: str) -> None:
 
 
 def _require_parameters_by_element(device: str) -> None:
-    """Each element is drawn with its own parameters: those of its neighbours differ."""
-    places = torch.arange(5003)
+    """Each element is drawn with its own parameters: those of its neighbours, and of other rows, differ."""
+    for shape in ((5003,), (7, 715), (5, 11, 91)):
+        for name, (draw, wanted) in _draws_with_parameters(device, shape).items():
+            if not _offered(draw):
+                continue
+            wrong = int((draw().cpu() != wanted.cpu()).sum())
+            # A draw of float32 near its mean may equal it.
+            require(
+                wrong < 100,
+                f"{wrong} of {wanted.numel()} numbers of {name}, of shape {shape}, have another element's "
+                "parameter",
+            )
+
+
+def _draws_with_parameters(
+    device: str, shape: tuple[int, ...]
+) -> dict[str, tuple[Callable[[], torch.Tensor], torch.Tensor]]:
+    """By name, draws whose numbers tell their parameters, and what is told if these are right."""
+    places = torch.arange(math.prod(shape)).view(shape)
     first = (places % 3 == 0).float().to(device)
     means = (places % 7 * 100.0).to(device)
     draws: dict[str, tuple[Callable[[], torch.Tensor], torch.Tensor]] = {
@@ -193,7 +210,7 @@ def _require_parameters_by_element(device: str) -> None:
         "torch.poisson of rates": (lambda: torch.poisson(first * 900).clamp(400, 401) - 400, first),
         "torch.binomial of chances": (lambda: torch.binomial(torch.full_like(first, 9), first), first * 9),
         "torch.multinomial of rows": (
-            lambda: torch.multinomial(torch.stack([1 - first, first], 1), 1)[:, 0],
+            lambda: torch.multinomial(torch.stack([1 - first, first], -1).view(-1, 2), 1).view(shape),
             first,
         ),
         "torch.normal of means and deviations": (
@@ -203,12 +220,16 @@ def _require_parameters_by_element(device: str) -> None:
         "torch.normal of deviations": (lambda: torch.normal(0.0, first).abs().gt(0).float(), first),
         "torch.normal of means": (lambda: (torch.normal(means, 1.0) / 100).round() * 100, means),
     }
-    for name, (draw, wanted) in draws.items():
-        if not _offered(draw):
-            continue
-        wrong = int((draw().cpu() != wanted.cpu()).sum())
-        # A draw of float32 near its mean may equal it.
-        require(wrong < 100, f"{wrong} of {len(places)} numbers of {name} have another element's parameter")
+    if len(shape) > 1:
+        rows = first[..., :1]
+        draws |= {
+            "torch.bernoulli of transposed chances": (lambda: torch.bernoulli(first.mT).mT, first),
+            "bernoulli_ of chances of rows": (
+                lambda: torch.empty_like(first).bernoulli_(rows),
+                rows.expand(shape),
+            ),
+        }
+    return draws
 
 
 def _require_distribution(name: str, drawn: torch.Tensor, share: _Share, limits: torch.finfo) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -16,6 +17,7 @@ from acclimate_conformance.checks.assertions import (
     require,
     require_close,
     shares_memory,
+    short,
 )
 from acclimate_conformance.checks.check import check
 
@@ -125,6 +127,46 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
         accelerator.manual_seed(3)
         require(not equal(first, second), f"dropout in {what} has the same mask twice")
         require(equal(dropped(ones), first), f"dropout in {what} does not repeat after manual_seed()")
+
+
+def _plus(number: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: (x + number) * 2
+
+
+_ALIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "(x + 1) * 2": _plus(1),
+    "(x + 2) * 2": _plus(2),
+    "(x - 1) * 2": lambda x: (x - 1) * 2,
+    "(2 + x) as int32": lambda x: (x + 2).to(torch.int32),
+    "(2 + x) as float16": lambda x: (x + 2).to(torch.float16),
+}
+"""Functions as long as each other that differ in a constant, an operator or a dtype."""
+
+
+@check(
+    "compile_backend", "get_compile_backend",
+    promise="Compiled functions that differ in one constant, operator or dtype each give their own results.",
+    timeout_s=240, once=True,
+)  # fmt: skip
+def compiled_functions_keep_apart(accelerator: Accelerator) -> None:
+    backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
+    torch._dynamo.reset()
+    given = torch.tensor([0.5, 3.0, -7.0])
+    there = given.to(accelerator.current_device_name())
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        compiled = {
+            what: torch.compile(function, backend=backend, dynamic=False) for what, function in _ALIKE.items()
+        }
+        for turn in (1, 2):
+            for what, function in compiled.items():
+                found, wanted = function(there), _ALIKE[what](given)
+                require(
+                    found.dtype == wanted.dtype and equal(found, wanted),
+                    f'call {turn} of {what} compiled with "{backend}", beside functions that differ in one '
+                    f"constant, operator or dtype, gives {found.tolist()} ({short(found.dtype)}), not "
+                    f"{wanted.tolist()} ({short(wanted.dtype)})",
+                )
 
 
 @check(

@@ -18,8 +18,10 @@ from torch.optim import lr_scheduler, swa_utils
 from torch.utils import data
 
 from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.programs import Program, raised, require_as_on_the_host, there
+from acclimate_conformance.checks.target import Subject, load
 
 
 def _filled(module: nn.Module, place: str) -> nn.Module:
@@ -494,6 +496,58 @@ def _from_workers(place: str) -> Any:
     for batch in data.DataLoader(_OfHost(), batch_size=4, num_workers=2, timeout=60):
         told.append([batch["x"].to(place, non_blocking=True) * 2, batch["y"].tolist(), batch["name"]])
     return [*told, torch.ones(3, device=place) * 2]
+
+
+class _Draws(data.Dataset[Any]):
+    """Numbers of the device that a worker draws, and those that it draws when its seed is set again."""
+
+    def __init__(self, source: str, place: str) -> None:
+        self.source, self.place = source, place
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        """In a new process the device is there before the loader sets the worker's seed."""
+        self.__dict__.update(state)
+        load(self.source)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        seed = torch.initial_seed()
+        torch.ones(3, device=self.place)
+        told = []
+        for _ in range(2):
+            told += [draw(9, device=self.place).cpu() for draw in (torch.rand, torch.randn)]
+            torch.manual_seed(seed)
+        return told
+
+
+@check(
+    "manual_seed_all", "manual_seed",
+    promise="Workers of a loader of data draw on the device, each its own numbers, which follow from its "
+    "seed.",
+    once=True,
+)  # fmt: skip
+def workers_draw_their_own_numbers(subject: Subject) -> None:
+    place = subject.accelerator.current_device_name()
+    loader = data.DataLoader(
+        _Draws(subject.source, place), batch_size=None, num_workers=2, timeout=120,
+        multiprocessing_context="spawn", generator=torch.Generator().manual_seed(4),
+    )  # fmt: skip
+    workers = list(loader)
+    names = ("torch.rand", "torch.randn")
+    for name, first, second in zip(names, *(worker[:2] for worker in workers), strict=True):
+        require(
+            not torch.equal(first, second),
+            f"{name} on {place} draws the same numbers in two workers of a loader",
+        )
+    for number, worker in enumerate(workers):
+        for name, first, again in zip(names, worker[:2], worker[2:], strict=True):
+            require(
+                torch.equal(first, again),
+                f"in worker {number} of a loader {name} on {place} draws other numbers than after "
+                "torch.manual_seed() of the worker's seed",
+            )
 
 
 _DATA: dict[str, Program] = {"loaders of a device's tensors": _batches, "loaders with workers": _from_workers}
