@@ -47,7 +47,7 @@ def two() -> Iterator[RankProcesses]:
 def count_late_writes(rank: int) -> tuple[int, int]:
     """Returns how many sums a signal ended on rank 0, and after how many of them the memory changed."""
     group: Any = dist.group.WORLD
-    exchange = Exchange(Share(ProcessRanks(group), frozenset(), None, None))
+    exchange = Exchange(Share(ProcessRanks(group), frozenset(), None, None, {}))
     memory = (ctypes.c_float * COUNT)()
     armed, ended, late = [False], 0, 0
 
@@ -122,7 +122,7 @@ def test_a_ctrl_c_within_a_native_step_of_several_ranks_reaches_the_caller(
     lean = lean_decoder(model)
     assert lean is not None
     summed = frozenset(layer.mlp.down for layer in lean.decoder.layers)
-    share = Share(OneRank(), summed, None, None)
+    share = Share(OneRank(), summed, None, None, {})
     native = NativeDecoder(dataclasses.replace(lean.decoder, share=share))
     starts = torch.zeros(1, dtype=torch.long)
     step = NativeStep(native, lean._cache(starts, 16, 0, None, None), starts)

@@ -127,7 +127,7 @@ def test_a_table_that_ranks_share_has_no_row_beyond_that_of_the_last_rank() -> N
 
     ranks: Any = OneOfTwo()
     table = torch.nn.Embedding(4, 8)
-    share = Share(ranks, frozenset(), SharedTable(range(4), 7), None)
+    share = Share(ranks, frozenset(), SharedTable(range(4), 7), None, {})
     assert embedding_rows(table, torch.tensor([3, 6]), share)[1].eq(0).all()
     for bad in (7, -1):
         with pytest.raises(IndexError):
