@@ -283,12 +283,17 @@ def results_keep_the_memory_format(accelerator: Accelerator) -> str | None:
                 for source in (given, plain):
                     found = make(source)
                     wanted = (given if form is kept else plain).stride()
+                    called = f"{name} with memory_format={form}"
                     require(
-                        found.stride() == wanted and found.is_contiguous(memory_format=form),
-                        f"{name} with memory_format={form} has the strides {found.stride()}, not {wanted}",
+                        found.stride() == wanted,
+                        f"{called} has the strides {found.stride()}, not {wanted}",
+                    )
+                    require(
+                        found.is_contiguous(memory_format=form),
+                        f"{called} has the strides {found.stride()}, of another format",
                     )
                     if name not in ("torch.empty_like", "torch.empty", "torch.zeros_like"):
-                        require_alike(found, given.cpu(), f"{name} with memory_format={form}", True)
+                        require_alike(found, given.cpu(), called, True)
     return note_of_lacks(absent)
 
 
