@@ -85,7 +85,7 @@ def _operators_without_place(key: str) -> None:
     """What torch computes by kernels of the device, for which a build without it has no place."""
     for name, operator in {
         "conj_physical_": lambda x: x.copy_(torch.ops.aten._conj_physical(x)),
-        "ldexp.Tensor": lambda x, exponent: x * torch.pow(2.0, exponent),
+        "ldexp.Tensor": lambda x, exponent: torch.ldexp(x.cpu(), exponent.cpu()).to(x.device),
     }.items():
         _OPERATORS.impl(name, operator, key)
 

@@ -223,6 +223,8 @@ def fake_tensors_tell_the_truth(accelerator: Accelerator) -> str | None:
         for given, calls in _CALLS.items():
             for name, call in calls.items():
                 for gradients in (False, True) if name in _DIFFERENTIATED else (False,):
+                    if given == "images with channels last" and "conv" in name:
+                        continue  # torch's fakes follow the convolution libraries that it was built with
                     what = f"{'the gradients of ' * gradients}{name} of {given}"
                     # Of some operators torch's own fakes are wrong, or have no gradient.
                     right = False

@@ -176,7 +176,7 @@ def _sequences(place: str) -> Any:
         [p.grad for p in layer.parameters()],
         left,
         plain.data,
-        packed.is_cuda,
+        packed.is_cuda == packed.data.is_cuda,
         plain.to(torch.bfloat16).data,
         plain.to("cpu").data.tolist(),
         nn.utils.rnn.unpad_sequence(padded, lengths, batch_first=True),
