@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,6 +51,8 @@ def _functions(module: Any, *names: str, given: tuple[Any, ...] = (0,)) -> dict[
         function = getattr(module, name, None)
         if callable(function):
             with suppress(TypeError, NotImplementedError, RuntimeError):  # as torch.mps.synchronize(0) does
+                with suppress(ValueError):  # a function of C++ has no signature
+                    inspect.signature(function).bind(*given)
                 function(*given)
                 found[name] = function
     return found
