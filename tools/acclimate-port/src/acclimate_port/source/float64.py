@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from acclimate_port.source.tree import parse_as_python, python_nodes
+from acclimate_port.source.tree import parse_as_python, python_nodes, text_of
 
 MODULE = "<module>"
 REASON = "Apple's MPS has no float64: {place} makes a float64 tensor on the device"
@@ -151,12 +151,12 @@ _LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
 
 def float64(source: str | bytes) -> Float64:
     """The numbers of 64 bits of a file; none if this Python cannot parse it."""
-    text = source if isinstance(source, str) else source.decode(errors="replace")
+    text = text_of(source)
     if "torch" not in text and "numpy" not in text and "gym" not in text:
         return Float64()
     try:
         return _Reader(text, parse_as_python(source)).read()
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # reading may nest too deeply as well
         return Float64()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text, settings_read
-from acclimate_port.source.tree import parse_as_python, python_nodes
+from acclimate_port.source.tree import module_of, parse_as_python, python_nodes, text_of
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -79,9 +79,8 @@ class Outline:
 
 def outline(source: str | bytes) -> Outline:
     """The outline of a file; an empty one if this Python cannot parse it."""
-    try:
-        module = parse_as_python(source)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    module = module_of(source)
+    if module is None:
         return Outline()
     bound: dict[str, dict[str, None]] = defaultdict(dict)
     modules: set[str] = set()
@@ -130,7 +129,7 @@ def outline(source: str | bytes) -> Outline:
     projects = [{name: full for name, full in by.items() if not NO_PROJECT.match(full)} for by in choices]
     own = {*defined}
     registers = {name for name, _ in fills}
-    text = source if isinstance(source, str) else source.decode(errors="replace")
+    text = text_of(source)
     texts = NamedInTexts(text, module)
     searches = any(word in text for word in ("getattr(", "vars(", "__dict__"))
     tabled = {
@@ -231,7 +230,7 @@ def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
     """The full names of imported names, and of their attributes."""
     own = {local: full for local, full in names.items() if not NO_PROJECT.match(full)}
     yield from own.values()
-    text = source if isinstance(source, str) else source.decode(errors="replace")
+    text = text_of(source)
     for found in _ATTRIBUTES.finditer(text) if own else ():
         if full := own.get(found[1]):
             for attribute in found[2].split(".")[1:]:

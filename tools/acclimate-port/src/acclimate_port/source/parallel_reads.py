@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from acclimate_port.source.tree import parse_as_python, python_nodes
+from acclimate_port.source.tree import module_of, python_nodes, text_of
 
 _READ = re.compile(r"\.(?:device_ids|output_device|src_device_obj)\b")
 _NAMES = ("device_ids", "output_device", "src_device_obj")
@@ -17,16 +17,15 @@ _SETTINGS = re.compile(
 
 def parallel_reads(source: str | bytes) -> int:
     """The first line that reads such an attribute of an object that is no setting; 0 if none does."""
-    text = source if isinstance(source, str) else source.decode(errors="replace")
+    text = text_of(source)
     if not _READ.search(text):
         return 0
-    try:
-        nodes = python_nodes(parse_as_python(source))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    module = module_of(source)
+    if module is None:
         return 0
     lines = [
         one.lineno
-        for one in nodes
+        for one in python_nodes(module)
         if isinstance(one, ast.Attribute)
         and one.attr in _NAMES
         and isinstance(one.ctx, ast.Load)

@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-from acclimate_port.source.tree import parse_as_python, python_nodes
+from acclimate_port.source.tree import module_of, python_nodes, text_of
 
 MODULE = "<module>"
 _USES = re.compile(r"\b(torch|th|jit)\.(load|save)\(|\bfrom torch import\b")
@@ -31,12 +31,11 @@ class SavedFiles:
 
 def saved_files(source: str | bytes) -> SavedFiles:
     """What a file loads and saves; nothing if this Python cannot parse it."""
-    text = source if isinstance(source, str) else source.decode(errors="replace")
+    text = text_of(source)
     if not _USES.search(text):
         return SavedFiles()
-    try:
-        module = parse_as_python(source)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    module = module_of(source)
+    if module is None:
         return SavedFiles()
     torch, functions = _names_of_torch(module)
     loads: set[int] = set()

@@ -708,6 +708,19 @@ def parse_as_python(text: str | bytes) -> ast.Module:
         return ast.parse(text)
 
 
+def module_of(source: str | bytes) -> ast.Module | None:
+    """The tree of a file by this Python's own parser; ``None`` if it cannot read the file."""
+    try:
+        return parse_as_python(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def text_of(source: str | bytes) -> str:
+    """The text of a file, in which bytes that are no UTF-8 are replaced."""
+    return source if isinstance(source, str) else source.decode(errors="replace")
+
+
 def python_nodes(node: ast.AST) -> list[ast.AST]:
     """A node of Python's own parser and all that it holds, in the order of ``ast.walk``, which takes longer.
 
