@@ -115,17 +115,20 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
       }
     }
   }
-  for (int row = 0; row < rows; ++row) {
-    float found[inputs];
-    if constexpr (inputs == 8) {  // of AVX-512
-      sum_8(sums[row], found);
-    } else {
-      for (int i = 0; i < inputs; ++i) {
-        found[i] = sum(sums[row][i]);
-      }
+  constexpr int products = rows * inputs;
+  float found[products];
+  int done = 0;
+  if constexpr (most_inputs == 8) {  // of AVX-512
+    for (; done + 8 <= products; done += 8) {
+      sum_8(&sums[0][0] + done, found + done);
     }
+  }
+  for (; done < products; ++done) {
+    found[done] = sum((&sums[0][0])[done]);
+  }
+  for (int row = 0; row < rows; ++row) {
     for (int i = 0; i < inputs; ++i) {
-      y[(first_input + i) * y_stride + row] = found[i];
+      y[(first_input + i) * y_stride + row] = found[row * inputs + i];
     }
   }
 }
@@ -151,22 +154,23 @@ inline float multiply_row(const uint8_t* weight, int64_t k, const Input& input) 
   return sum(sums);
 }
 
-// The rows and inputs whose sums stay in registers: 12 registers of half vectors, or fewer of whole ones.
-template <class Step>
-constexpr int tile_rows_of = Step::values == 8  ? 3
-                             : most_inputs >= 2 ? 2
-                                                : 1;
-template <class Step>
-constexpr int tile_inputs_of = Step::values == 8 ? 4 : most_inputs;
-
-// next: rows to ask memory for.
-template <class Step, int rows>
-inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
-                          const uint8_t* next, float* y, int64_t y_stride) {
-  for_each_tile<tile_inputs_of<Step>>(input.m, [&]<int inputs>(int64_t i) {
-    multiply_tile<Step, rows, inputs>(weight, weight_stride, k, input, i, next, y, y_stride);
-    next = weight;
-  });
+// Rows from `row` on in tiles of `rows` rows and up to `most` inputs, whose sums stay in registers. Returns
+// the first row that is left.
+template <class Step, int rows, int most>
+inline int64_t multiply_rows(const Weight& weight, const Input& input, int64_t row, int64_t last, float* y,
+                             int64_t y_stride) {
+  const auto at = [&](int64_t number) { return weight.data + number * weight.stride; };
+  const int64_t far = weight.stride > 0 ? bytes_ahead / weight.stride : 0;
+  const int64_t ahead = far > rows ? far : rows;
+  for (; row + rows <= last; row += rows, y += rows) {
+    // Also beyond `last`: the next rows are often this thread's as well.
+    const uint8_t* next = at(row + ahead + rows <= weight.n ? row + ahead : row);
+    for_each_tile<most>(input.m, [&]<int inputs>(int64_t i) {
+      multiply_tile<Step, rows, inputs>(at(row), weight.stride, weight.k, input, i, next, y, y_stride);
+      next = at(row);
+    });
+  }
+  return row;
 }
 
 template <class Step>
@@ -178,20 +182,35 @@ void multiply_dense(const Weight& weight, const Input& input, int64_t first, int
     }
     return;
   }
-  constexpr int together = tile_rows_of<Step>;
-  const int64_t far = weight.stride > 0 ? bytes_ahead / weight.stride : 0;
-  const int64_t ahead = far > together ? far : together;
-  const auto row_at = [&](int64_t row) { return weight.data + row * weight.stride; };
   int64_t row = first;
-  for (; row + together <= last; row += together) {
-    const int64_t next = row + ahead < last - together ? row + ahead : last - together;
-    multiply_rows<Step, together>(row_at(row), weight.stride, weight.k, input, row_at(next), y + row - first,
-                                  y_stride);
+  if constexpr (Step::values == 8) {
+    row = multiply_rows<Step, 3, 4>(weight, input, row, last, y, y_stride);
+  } else if constexpr (most_inputs == 8) {
+    // As many sums as there are registers. An input that is not in the first cache takes as long to read as
+    // two products, so that four rows are faster than two.
+    switch (input.m) {
+      case 2:
+      case 3:
+      case 4:
+        row = multiply_rows<Step, 6, 4>(weight, input, row, last, y, y_stride);
+        row = multiply_rows<Step, 4, 4>(weight, input, row, last, y + row - first, y_stride);
+        break;
+      case 5:
+        row = multiply_rows<Step, 4, 5>(weight, input, row, last, y, y_stride);
+        break;
+      case 6:
+        row = multiply_rows<Step, 4, 6>(weight, input, row, last, y, y_stride);
+        break;
+      case 7:
+        row = multiply_rows<Step, 4, 7>(weight, input, row, last, y, y_stride);
+        break;
+      default:
+        row = multiply_rows<Step, 4, 8>(weight, input, row, last, y, y_stride);
+    }
+  } else {
+    row = multiply_rows<Step, most_inputs, most_inputs>(weight, input, row, last, y, y_stride);
   }
-  for (; row < last; ++row) {
-    multiply_rows<Step, 1>(row_at(row), weight.stride, weight.k, input, row_at(row), y + row - first,
-                           y_stride);
-  }
+  multiply_rows<Step, 1, most_inputs>(weight, input, row, last, y + row - first, y_stride);
 }
 
 }  // namespace acclimate::inference::ACCLIMATE_ISA
