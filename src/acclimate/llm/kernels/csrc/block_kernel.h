@@ -6,8 +6,7 @@
 namespace acclimate::inference::ACCLIMATE_ISA {
 
 // Prefetches the scales of a group and its first codes in order. This starts the hardware prefetcher, which
-// then follows the codes. Prefetching further ahead replaces the hardware prefetcher, and was slower on
-// Zen 4.
+// then follows the codes.
 inline void request_start(const uint8_t* group, const uint8_t* codes) {
   constexpr int64_t first_codes = 1024;
   for (const uint8_t* line = group; line < codes + first_codes; line += 64) {
@@ -32,10 +31,15 @@ inline void add_half(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x
   add_quad<bits, 4 * half + 3, codebook>(sums, block, x, stride);
 }
 
-// One group of rows times some inputs; y[i] gets 16 values.
+// Whether the products of a group with so many inputs take longer than reading it. Then it is read while the
+// group before it is multiplied, else memory is idle for that time: eight inputs are 1.6 times faster on
+// Zen 4. For fewer inputs this replaces the hardware prefetcher, and is slower.
+constexpr bool reads_ahead(int bits, int inputs) { return 2 * inputs > bits; }
+
+// One group of rows times some inputs; y[i] gets 16 values. next: the group to ask memory for.
 template <WeightFormat format, int inputs>
 inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
-                           Floats (&y)[inputs]) {
+                           const uint8_t* next, Floats (&y)[inputs]) {
   constexpr Layout layout = layout_of(format);
   constexpr int bits = layout.bits;
   constexpr bool has_wide_codes = number_bits(bits, layout.codebook) == 8;
@@ -60,6 +64,13 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
   }
   request_start(group, codes);
   for (int64_t b = 0; b < blocks; ++b) {
+    if constexpr (reads_ahead(bits, inputs)) {
+      constexpr int bytes = layout.code_bytes + 64;  // of codes and scales
+      for (int line = 0; line < bytes; line += 64) {
+        prefetch_ahead(next + line);
+      }
+      next += bytes;
+    }
     if constexpr (layout.scales == Scales::super_block || layout.scales == Scales::super_half_block ||
                   layout.scales == Scales::super_signed_block) {
       if (b % 8 == 0) {
@@ -141,9 +152,9 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
 
 template <WeightFormat format, int inputs>
 inline void multiply_inputs(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
-                            int64_t rows, float* y, int64_t y_stride) {
+                            const uint8_t* next, int64_t rows, float* y, int64_t y_stride) {
   Floats result[inputs];
-  multiply_group<format, inputs>(group, blocks, input, first_input, result);
+  multiply_group<format, inputs>(group, blocks, input, first_input, next, result);
   for (int i = 0; i < inputs; ++i) {
     float* to = y + (first_input + i) * y_stride;
     if (rows == group_rows) {
@@ -166,9 +177,12 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
   for (int64_t row = first; row < last; row += group_rows) {
     const uint8_t* group = weight.data + row / group_rows * weight.stride;
     const int64_t rows = last - row < group_rows ? last - row : group_rows;
+    // Also beyond `last`: the next group is often this thread's as well.
+    const uint8_t* next = row + group_rows < weight.n ? group + weight.stride : group;
     float* to = y + row - first;
     for_each_tile<most_block_inputs>(input.m, [&]<int inputs>(int64_t i) {
-      multiply_inputs<format, inputs>(group, blocks, input, i, rows, to, y_stride);
+      multiply_inputs<format, inputs>(group, blocks, input, i, next, rows, to, y_stride);
+      next = group;
     });
   }
 }
