@@ -65,7 +65,7 @@ def test_the_threads_have_no_race(tmp_path: Path, threads: int) -> None:
 @pytest.mark.slow
 def test_a_missing_order_between_a_phase_and_its_content_is_found(tmp_path: Path) -> None:
     text = (SOURCE / "pool.cpp").read_text()
-    ordered = "static_cast<uint64_t>(units), std::memory_order_seq_cst"
+    ordered = "unit_bits | halves, std::memory_order_seq_cst"
     assert ordered in text
     planted = text.replace(ordered, ordered.replace("seq_cst", "relaxed"))
     done = run(built(tmp_path, "-fsanitize=thread", pool=planted), "often", 3, 100)
