@@ -42,13 +42,14 @@ from acclimate_conformance.checks.dtypes.sampled.topics import (
     text_of,
     weights_of,
     where_finite,
+    with_matrix,
 )
 
 _SAMPLES = 4
-_OPEN = re.compile(
-    rf"{EQUAL_ROWS_ARE_OPEN.pattern}|attention"
-)  # a row that sees nothing has no promised result
-_OPEN_WITH_NAN = re.compile(rf"{NAN_IS_OPEN.pattern}|conv")  # which may multiply it with the zeros of padding
+_OPEN = re.compile(rf"{EQUAL_ROWS_ARE_OPEN.pattern}|attention")
+"""Names of operators that are open for equal rows, and for a row that sees nothing."""
+_OPEN_WITH_NAN = re.compile(rf"{NAN_IS_OPEN.pattern}|conv")
+"""The same for NaN, which may be multiplied with the zeros of padding."""
 
 
 def operators_on_rows_that_differ(accelerator: Accelerator, found: Findings) -> None:
@@ -161,7 +162,7 @@ def derivatives_forwards(accelerator: Accelerator, found: Findings) -> None:
     for op in operators():
         if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
             continue
-        for sample in samples_of(op, torch.float32, 2, requires_grad=True):
+        for sample in with_matrix(op, samples_of(op, torch.float32, 2, requires_grad=True)):
             if op.supports_forward_ad:
                 text = f"{text_of(op, sample)}: its derivatives forwards"
                 found.compare(name_of(op), text, _forwards(op, sample))
@@ -200,8 +201,9 @@ def _added(op: Any, sample: Sample) -> Run:
         leaves: list[torch.Tensor] = differentiable(given)
         seen: dict[int, torch.Tensor] = {}
         for number, leaf in enumerate(leaves):
-            lying = torch.ones_like(leaf.detach().transpose(0, -1) if leaf.dim() > 1 else leaf)
-            leaf.grad = lying.transpose(0, -1) if leaf.dim() > 1 else lying
+            other = leaf.detach().transpose(0, -1) if leaf.dim() > 1 else leaf.detach()
+            ones = torch.ones_like(other, memory_format=torch.contiguous_format)
+            leaf.grad = ones.transpose(0, -1) if leaf.dim() > 1 else ones
             leaf.register_hook(lambda g, number=number: seen.update({number: g.clone()}))
         results = differentiable(promised_part(op, sample.grads_of(op(value, *args, **kwargs))))
         if results:

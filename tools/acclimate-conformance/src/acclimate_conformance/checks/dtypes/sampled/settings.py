@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,13 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
     promised_part,
     samples_of,
 )
-from acclimate_conformance.checks.dtypes.sampled.topics import differentiable, results_of, text_of, weights_of
+from acclimate_conformance.checks.dtypes.sampled.topics import (
+    differentiable,
+    results_of,
+    text_of,
+    weights_of,
+    with_matrix,
+)
 
 _FEW, _IN_TURN = 2, 3
 _NOT_FLOATING = (torch.int64, torch.bool, torch.complex64)
@@ -129,7 +136,7 @@ def operators_after_other_calls(accelerator: Accelerator, found: Findings) -> No
         first = next((d for d in (torch.float32, torch.int64) if d in offered), None)
         if first is None or fails_in_torch(op, "test_compare_cpu", found.device, first):
             continue
-        samples = list(samples_of(op, first, _IN_TURN))
+        samples = with_matrix(op, samples_of(op, first, _IN_TURN))
         if not samples:
             continue
         others = [samples_of(op, dtype, 1) for dtype in (*reduced, torch.int64) if dtype in offered]
@@ -139,7 +146,8 @@ def operators_after_other_calls(accelerator: Accelerator, found: Findings) -> No
             ])
         )  # fmt: skip
         if op.supports_autograd and first == torch.float32:
-            trained = list(samples_of(op, first, _IN_TURN, requires_grad=True))
+            trained = with_matrix(op, samples_of(op, first, _IN_TURN, requires_grad=True))
+            trained += [replace(sample, value=_halved(sample.value)) for sample in trained[:1]]
             text = f"{text_of(op, samples[0])}: its gradients, after other calls"
             found.compare(name_of(op), text, _gradients_in_turn(op, trained))
         if found.enough:
@@ -168,6 +176,10 @@ def _in_turn(op: Any, samples: list[Sample], others: list[Sample]) -> Run:
         return found
 
     return run
+
+
+def _halved(value: Any) -> Any:
+    return with_tensors(value, lambda t: (t.detach() * 0.5).requires_grad_(t.requires_grad))
 
 
 def _gradients_in_turn(op: Any, samples: list[Sample]) -> Run:

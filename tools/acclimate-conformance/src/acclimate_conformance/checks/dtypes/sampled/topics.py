@@ -176,7 +176,7 @@ def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
     """
     from torch.testing._internal.opinfo.core import BinaryUfuncInfo
 
-    found = _with_matrix(op, samples_of(op, dtype, _LAID_OUT))
+    found = with_matrix(op, samples_of(op, dtype, _LAID_OUT))
     largest = max(found, key=lambda sample: elements(sample.value), default=None)
     chosen = found if thorough else [] if largest is None else [largest]
     if isinstance(op, BinaryUfuncInfo) and largest is not None and largest.args:
@@ -193,7 +193,7 @@ def _as_image(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.detach()[None, ..., None].requires_grad_(matrix.requires_grad)
 
 
-def _with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
+def with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
     """Inputs, and before them the first row as a matrix and as an image.
 
     torch has these for few operators of one number.
@@ -328,7 +328,7 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
                 and op.name not in PLACES_ARE_FREE
                 and not fails_in_torch(op, "test_out", found.device, dtype)
             )
-            for sample in _with_matrix(op, samples_of(op, dtype, _LAID_OUT)):
+            for sample in with_matrix(op, samples_of(op, dtype, _LAID_OUT)):
                 if op.inplace_variant is not None and not sample.broadcasts:
                     _compare_in_place(found, op, sample, layouts_for(sample.value))
                 if takes_out:
@@ -580,14 +580,14 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
         if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
             continue
         samples = list(samples_of(op, torch.float32, 24, requires_grad=True))
-        for sample in _with_matrix(op, samples)[:1]:
+        for sample in with_matrix(op, samples)[:1]:
             run = gradients_of(op, sample, second=False)
             # Public functions prepare tensors for the private ones, and are tried themselves.
             for how in () if is_private(op) else _OF_GRADIENTS:
                 places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
                 text = f"{text_of(op, sample, f'of tensors {how}')}: its gradients"
                 found.compare(name_of(op), text, run, *places)
-        images = [sample for sample in _with_matrix(op, samples) if _is_image(sample.value)]
+        images = [sample for sample in with_matrix(op, samples) if _is_image(sample.value)]
         for sample in () if is_private(op) else images[:_ALONE]:
             run = gradients_of(op, sample, second=False, weigh=_with_channels_last)
             for how, layout in {"": None, **OF_IMAGES}.items():
