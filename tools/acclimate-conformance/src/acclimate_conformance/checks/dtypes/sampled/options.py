@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt
-from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, Run, attempt
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place
 from acclimate_conformance.checks.dtypes.sampled.samples import (
     PLACES_ARE_FREE,
     Sample,
@@ -58,6 +58,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "compute_mode": ("use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist"),
 }
 """By the name of an option, the words that it takes; torch's schemas do not say them."""
+_TRANSPOSED = LAYOUTS["that are transposed"]
 _OF_DIMENSIONS = re.compile(r"^(dim\d?|axis|dims|diagonal|offset|start_dim|end_dim|source|destination)$")
 _BY_TYPE: dict[str, tuple[Any, ...]] = {
     "bool": (True, False),
@@ -80,6 +81,7 @@ def every_option_of_an_operator(accelerator: Accelerator, found: Findings) -> No
         if dtype is None or is_private(op) or fails_in_torch(op, "test_compare_cpu", found.device, dtype):
             continue
         trains = op.supports_autograd and dtype == torch.float32 and not chooses_one(op)
+        lies_anyhow = not fails_in_torch(op, "test_noncontiguous_samples", found.device, dtype)
         samples = list(samples_of(op, dtype, 6, requires_grad=trains))
         sample = next((one for one in samples if elements(one.value) > 1), None)
         if sample is None:
@@ -91,11 +93,27 @@ def every_option_of_an_operator(accelerator: Accelerator, found: Findings) -> No
                 continue
             known.add(text)
             found.compare(name_of(op), text, results_of(op, changed))
+            if lies_anyhow:
+                places = Place(HOST, _TRANSPOSED), Place(found.device, _TRANSPOSED)
+                told = text_of(op, changed, "of tensors that are transposed")
+                found.compare(name_of(op), told, results_of(op, changed), *places)
+            if op.inplace_variant is not None and not changed.broadcasts:
+                told = text_of(op, changed, "in place")
+                compare_if_taken(found, op, told, _in_place(op, changed))
             if trains:
                 run = gradients_of(op, changed, second=False)
                 compare_if_taken(found, op, f"{text}: its gradients", run, near=where_finite)
         if found.enough:
             return
+
+
+def _in_place(op: Any, sample: Sample) -> Run:
+    def run(place: Place) -> Any:
+        value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+        with torch.no_grad():
+            return op.inplace_variant(value, *args, **kwargs)
+
+    return run
 
 
 def _with_options(op: Any, sample: Sample, samples: list[Sample]) -> Iterator[Sample]:
