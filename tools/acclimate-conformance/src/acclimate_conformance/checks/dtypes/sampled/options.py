@@ -7,6 +7,7 @@ or dtype that it takes, and to a few numbers. What the host refuses is left out.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -58,6 +59,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "compute_mode": ("use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist"),
 }
 """By the name of an option, the words that it takes; torch's schemas do not say them."""
+_PAIRS = 6
+"""How many pairs of options of an operator are tried."""
 _TRANSPOSED = LAYOUTS["that are transposed"]
 _OF_DIMENSIONS = re.compile(r"^(dim\d?|axis|dims|diagonal|offset|start_dim|end_dim|source|destination)$")
 _BY_TYPE: dict[str, tuple[Any, ...]] = {
@@ -116,11 +119,28 @@ def _in_place(op: Any, sample: Sample) -> Run:
     return run
 
 
+def _beside_a_number(op: Any, sample: Sample) -> tuple[Sample, ...]:
+    """The same call with one of Python's numbers in place of its second tensor, if it takes one."""
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo
+
+    if not isinstance(op, BinaryUfuncInfo) or not sample.args:
+        return ()
+    return (replace(sample, args=(3, *sample.args[1:])),)
+
+
 def _with_options(op: Any, sample: Sample, samples: list[Sample]) -> Iterator[Sample]:
-    """The same call with other values of each of its options, one at a time."""
-    for name, values in _options_of(op).items():
-        for value in values:
-            yield replace(sample, kwargs={**sample.kwargs, name: value})
+    """The same call with other values of each of its options, one at a time and in pairs."""
+    options = _options_of(op)
+    for base in (sample, *_beside_a_number(op, sample)):
+        taken: dict[str, Any] = {}
+        for name, values in options.items():
+            for value in values:
+                changed = replace(base, kwargs={**base.kwargs, name: value})
+                if attempt(results_of(op, changed), Place(HOST))[1] is None:
+                    taken[name] = value
+                    yield changed
+        for first, second in itertools.islice(itertools.combinations(taken, 2), _PAIRS):
+            yield replace(base, kwargs={**base.kwargs, first: taken[first], second: taken[second]})
     # Which of several places is written last is open, as is the order of what is not sorted.
     for one in samples if op.name not in PLACES_ARE_FREE and "put" not in op.name else ():
         for number, given in enumerate(one.args):

@@ -45,7 +45,6 @@ from acclimate_conformance.checks.dtypes.sampled.topics import (
 )
 
 _FEW, _IN_TURN = 2, 3
-_NOT_FLOATING = (torch.int64, torch.bool, torch.complex64)
 
 
 # -- settings ------------------------------------------------------------------------------------
@@ -207,10 +206,10 @@ def _gradients_in_turn(op: Any, samples: list[Sample]) -> Run:
 # -- autocast --------------------------------------------------------------------------------------
 
 _CAST = re.compile(
-    r"^(nn\.functional\.)?(conv|linear$|matmul|__rmatmul__|mm$|bmm|baddbmm|addmm|addmv|addr$|addbmm|mv$|einsum|prelu"
+    r"^(nn\.functional\.)?(conv\d|linear$|matmul|__rmatmul__|mm$|bmm|baddbmm|addmm|addmv|addr$|addbmm|mv$|einsum|prelu"
     r"|scaled_dot_product|softmax|log_softmax|softmin|layer_norm|group_norm|cosine|poisson_nll|nll_loss"
     r"|cross_entropy|kl_div|l1_loss|smooth_l1|mse_loss|margin_ranking|hinge_emb|soft_margin|triplet|multi_margin"
-    r"|addcdiv|addcmul|atan2|bilinear|cross$|dot$|vdot|grid_sample$|index_put|scatter_add|tensordot|cat$|stack)"
+    r"|addcdiv|addcmul|atan2|bilinear|cross$|dot$|grid_sample$|index_put|scatter_add|tensordot|cat$|stack)"
 )
 """Names of operators that autocast casts, whatever the floating-point dtype of each of their inputs is."""
 _LEFT_OUT = re.compile(
@@ -221,6 +220,8 @@ _UNSTABLE = re.compile(
     r"linalg|cholesky|^lu|solve|inverse|det$|lowrank|ormqr|matrix_exp|cdist|cov|corr|renorm"
 )
 """Names of operators that make large differences of small ones, as 16 bits give."""
+_LEFT_OUT_INTO_OTHERS = (*PLACES_ARE_FREE, "tensordot", "inner")
+"""Names of operators that write what others give, which autocast casts, or places of equal numbers."""
 _FAR = 0.1
 """How far a result of 16 bits may be from the host's in float32, as a share of the largest."""
 _IN_AUTOCAST = 4
@@ -242,10 +243,9 @@ def operators_within_autocast(accelerator: Accelerator, found: Findings) -> None
             for text, run in _writing(op):
                 whole = f"within amp.autocast, {text}"
                 found.compare(name_of(op), whole, _autocast(accelerator, reduced[0], run))
-        for dtype in (torch.float64, *_NOT_FLOATING):
+        for dtype in (torch.float64, torch.int64, torch.bool):
             is_claimed = not dtype.is_floating_point or dtype in accelerator.supported_dtypes()
-            is_real = not (dtype.is_complex and "conv" in op.name)  # torch makes it of those of real numbers
-            if dtype not in offered or not is_claimed or not is_real:
+            if dtype not in offered or not is_claimed:
                 continue
             alone = Findings(accelerator)  # what is lacking in one dtype may be there in another
             for sample in samples_of(op, dtype, 1):
@@ -326,7 +326,7 @@ def _writing(op: Any) -> Iterator[tuple[str, Run]]:
                 return op.inplace_variant(value, *args, **kwargs)
 
             yield f"{text_of(op, sample)} in place", in_place
-        if op.supports_out and op.name not in (*PLACES_ARE_FREE, "tensordot"):  # which multiplies first
+        if op.supports_out and op.name not in _LEFT_OUT_INTO_OTHERS
 
             def into(place: Place, sample: Sample = sample) -> Any:
                 value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))

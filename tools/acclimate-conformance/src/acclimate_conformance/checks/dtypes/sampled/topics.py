@@ -297,7 +297,7 @@ def difference_but(
 ) -> str:
     """How results differ elsewhere than where they are open."""
     compared = [
-        torch.where(is_open(ours.cpu(), theirs), theirs, ours.cpu())
+        torch.where(is_open(ours.cpu(), theirs.cpu()), theirs.cpu(), ours.cpu())
         if isinstance(theirs, torch.Tensor) and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         else ours
         for ours, theirs in zip(tensors_in(found), tensors_in(wanted), strict=True)
