@@ -326,7 +326,7 @@ def _writing(op: Any) -> Iterator[tuple[str, Run]]:
                 return op.inplace_variant(value, *args, **kwargs)
 
             yield f"{text_of(op, sample)} in place", in_place
-        if op.supports_out and op.name not in _LEFT_OUT_INTO_OTHERS
+        if op.supports_out and op.name not in _LEFT_OUT_INTO_OTHERS:
 
             def into(place: Place, sample: Sample = sample) -> Any:
                 value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
