@@ -85,6 +85,8 @@ Rules that may surprise:
   one by one, parts of a long tensor, slopes, and Python's sums and orders. So are devices, in a few seconds.
 - The host rounds and overflows too. A number that differs from the host's is right if it is at least as near to what the
   host computes from the same inputs in float64.
+- Within autocast, a result may be in float32 or in 16 bits where no dtype is asked for, and be off by a tenth of the
+  largest. Operators on float64, in place and into tensors given as out must give what they give elsewhere.
 - What torch leaves open is not compared: which of several equal numbers is chosen, the sign of a chosen zero, what a
   normalization saves for its backward pass, integers made of numbers beyond their dtype, and NaN or infinity where
   infinities are subtracted. Nor is an operator whose test in torch is marked as failing on this type of device.

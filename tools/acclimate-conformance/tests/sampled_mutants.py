@@ -20,8 +20,11 @@ from acclimate_conformance.checks.dtypes.sampled import (
     kernels,
     models,
     numbers,
+    options,
     refusals,
+    rows,
     samples,
+    settings,
     sizes,
     topics,
 )
@@ -1018,7 +1021,181 @@ class TailsOfReducedRowsAreLost(_WithKernels):
     kernels = {"amax": _amax}
 
 
+class ThreadsGetZeros(_WithKernels):
+    """exp gives zeros on a device that is not the current one, or in inference_mode."""
+
+    kernels = {
+        "exp": lambda x: _there(x.cpu().exp() * (not torch.is_inference_mode_enabled()), x),
+    }
+
+
+class QuotientsOf32Bits(_WithKernels):
+    """The root of integers is float32, whatever torch's default dtype is."""
+
+    kernels = {
+        "sqrt": lambda x: _there(x.cpu().sqrt().float() if x.dtype is torch.int64 else x.cpu().sqrt(), x),
+    }
+
+
+class ResultsAreKeptByAddress(_WithKernels):
+    """silu of the same memory is what it was before."""
+
+    _kept: dict[tuple[int, Any, Any], torch.Tensor] = {}
+
+    @staticmethod
+    def _silu(x: torch.Tensor) -> torch.Tensor:
+        found = torch.nn.functional.silu(x.cpu())
+        known, given = ResultsAreKeptByAddress._kept.get(x.data_ptr(), (None, None))
+        if known is x:
+            return _there(given, x)
+        ResultsAreKeptByAddress._kept[x.data_ptr()] = (x, found)
+        return _there(found, x)
+
+    kernels = {"silu": _silu}
+
+
+class PlansAreOfShapes(_WithKernels):
+    """log reads a tensor with the strides of the last one of that shape."""
+
+    _strides: dict[Any, Any] = {}
+
+    @staticmethod
+    def _log(x: torch.Tensor) -> torch.Tensor:
+        strides = PlansAreOfShapes._strides.setdefault((tuple(x.shape), x.dtype), x.stride())
+        if x.untyped_storage().nbytes() == x.numel() * x.element_size():
+            return _there(x.as_strided(x.shape, strides, x.storage_offset()).cpu().log(), x)
+        return _there(x.cpu().log(), x)
+
+    kernels = {"log": _log}
+
+
+class GradientsOfTheLastCall(_WithKernels):
+    """The gradient of tanh is that of its last call with as many elements."""
+
+    _last: dict[Any, torch.Tensor] = {}
+
+    @staticmethod
+    def _tanh(x: torch.Tensor) -> torch.Tensor:
+        GradientsOfTheLastCall._last[x.numel()] = x.cpu().tanh()
+        return _there(GradientsOfTheLastCall._last[x.numel()], x)
+
+    @staticmethod
+    def _backward(gradient: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        last = GradientsOfTheLastCall._last.get(y.numel(), y.cpu()).reshape(y.shape)
+        return _there(gradient.cpu() * (1 - last**2), y)
+
+    kernels = {"tanh": _tanh, "tanh_backward": _backward}
+
+
+def _without_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    )
+
+
+class SoftmaxForgetsItsDtype(_WithKernels):
+    """Within autocast softmax is float32, whatever dtype is asked for."""
+
+    key = "AutocastPrivateUse1"
+
+    @staticmethod
+    def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        with _without_autocast():
+            return torch.softmax(x, dim, dtype=torch.float32)
+
+    kernels = {"softmax.int": _softmax}
+
+
+class WideProductsAreCast(_WithKernels):
+    """Within autocast a product of float64 is one of 16 bits."""
+
+    key = "AutocastPrivateUse1"
+
+    @staticmethod
+    def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("sim")
+        with _without_autocast():
+            return torch.mm(a.to(dtype), b.to(dtype)).to(a.dtype if a.dtype is torch.float64 else dtype)
+
+    kernels = {"mm": _product}
+
+
+class SumsInPlaceAreCast(_WithKernels):
+    """Within autocast a product that is added in place is one of 16 bits."""
+
+    key = "AutocastPrivateUse1"
+
+    @staticmethod
+    def _add(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, value: float = 1) -> torch.Tensor:
+        given = [t.to(torch.get_autocast_dtype("sim")) for t in (x, a, b)]
+        with _without_autocast():
+            return x.copy_(torch.addcmul(*given, value=value))
+
+    kernels = {"addcmul_": _add}
+
+
+class LargestOfTheFirstRow(_WithKernels):
+    """softmax subtracts the largest number of the first row from each."""
+
+    @staticmethod
+    def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        host = x.cpu()
+        largest = host.select(0, 0).amax() if host.dim() else host
+        powers = (host - largest).exp()
+        return _there(powers / powers.sum(dim, keepdim=True), x)
+
+    kernels = {"_softmax": _softmax}
+
+
+class FirstMatrixIsLookedAt(_WithKernels):
+    """Of a batch, only the first matrix is refused if it has no inverse."""
+
+    @staticmethod
+    def _inverse(x: torch.Tensor, *, check_errors: bool = False) -> Any:
+        inverse, info = torch.linalg.inv_ex(x.cpu())
+        return _there(inverse, x), _there(info.reshape(-1)[:1].expand(info.numel()).reshape(info.shape), x)
+
+    kernels = {"linalg_inv_ex": _inverse}
+
+
+class GradientsAreAddedInOrderOfMemory(_WithKernels):
+    """A sum in place takes what it adds in the order of memory of its target."""
+
+    @staticmethod
+    def _sum(x: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> torch.Tensor:
+        given = other.cpu()
+        if x.dim() == 2 and x.stride() != other.stride():
+            given = given.t().contiguous().reshape(x.shape)
+        return x.copy_(x.cpu() + alpha * given)
+
+    kernels = {"add_.Tensor": _sum}
+
+
+class ThresholdOfTheInput(_WithKernels):
+    """The gradient of softplus compares its input with the threshold, not beta times its input."""
+
+    @staticmethod
+    def _softplus(gradient: torch.Tensor, x: torch.Tensor, beta: float, threshold: float) -> torch.Tensor:
+        g, host = gradient.cpu(), x.cpu()
+        slopes = (host * beta).sigmoid()
+        return _there(torch.where(host > threshold, g, g * slopes), x)
+
+    kernels = {"softplus_backward": _softplus}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
+    ThreadsGetZeros: (settings.operators_in_any_setting, ("exp",)),
+    QuotientsOf32Bits: (settings.operators_in_any_setting, ("sqrt",)),
+    ResultsAreKeptByAddress: (settings.operators_after_other_calls, ("nn.functional.silu",)),
+    PlansAreOfShapes: (settings.operators_after_other_calls, ("log",)),
+    GradientsOfTheLastCall: (settings.operators_after_other_calls, ("tanh",)),
+    SoftmaxForgetsItsDtype: (settings.operators_within_autocast, ("softmax",)),
+    WideProductsAreCast: (settings.operators_within_autocast, ("mm",)),
+    SumsInPlaceAreCast: (settings.operators_within_autocast, ("addcmul",)),
+    LargestOfTheFirstRow: (rows.operators_on_rows_that_differ, ("softmax",)),
+    FirstMatrixIsLookedAt: (rows.operators_on_rows_that_differ, ("linalg.inv",)),
+    GradientsAreAddedInOrderOfMemory: (rows.derivatives_forwards, ("sin",)),
+    ThresholdOfTheInput: (options.every_option_of_an_operator, ("nn.functional.softplus",)),
     TailsOfBytesAreLost: (sizes.operators_of_any_length, ("torch.flip",)),
     LongRowsHaveNoGradient: (sizes.operators_of_any_length, ("torch.softmax",)),
     TailsOfReducedRowsAreLost: (sizes.operators_of_any_length, ("amax",)),
@@ -1119,7 +1296,7 @@ def main() -> None:
     told, of_sound = {}, {}
     for mutant, (topic, names) in {**FOUND_BY, **FOUND_NOTHING_BY}.items():
         topics.lists_of_tensors = lambda names=names: [op for op in lists if op.name in names]  # type: ignore
-        for module in (topics, kernels, numbers, refusals, sizes):
+        for module in (topics, kernels, numbers, options, refusals, rows, settings, sizes):
             module.operators = lambda names=names: [op for op in every if op.name in names]  # type: ignore
         sizes.SIZED = {name: call for name, call in sized.items() if name in names}
         common_modules.module_db = [layer for layer in layers if layer.module_cls.__name__ in names]

@@ -23,7 +23,17 @@ from acclimate_conformance.checks.assertions import (
     require,
 )
 from acclimate_conformance.checks.children import Child
-from acclimate_conformance.checks.dtypes.sampled import kernels, models, numbers, refusals, sizes, topics
+from acclimate_conformance.checks.dtypes.sampled import (
+    kernels,
+    models,
+    numbers,
+    options,
+    refusals,
+    rows,
+    settings,
+    sizes,
+    topics,
+)
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
 from acclimate_conformance.checks.target import Subject, load
 
@@ -63,6 +73,18 @@ TOPICS: dict[Topic, str] = {
     sizes.operators_of_any_length: "Operators treat each element of dimensions of 1 to 70,001 elements, "
     "and so do their gradients.",
     sizes.attention_with_every_option: "Attention is right with any mask, scale, number of heads and length.",
+    settings.operators_in_any_setting: "They do so in another thread, in inference_mode, while another "
+    "device is current, with another default dtype, and with deterministic algorithms.",
+    settings.operators_after_other_calls: "They and their gradients do so after calls of other shapes, "
+    "layouts, dtypes and options, and with other numbers in the same memory.",
+    settings.operators_within_autocast: "Within amp.autocast they give the host's numbers within 16 bits, in "
+    "the dtype that is asked for, and from other dtypes, in place and into others what they give elsewhere.",
+    rows.operators_on_rows_that_differ: "They do so on batches of which one row has equal numbers, zeros, "
+    "NaN or a mask that hides all, and refuse a batch if one matrix has no result.",
+    rows.derivatives_forwards: "Derivatives forwards are the host's, and so are gradients that are added to "
+    "others which lie in another order in memory.",
+    options.every_option_of_an_operator: "Each option of an operator has torch's effect: each truth value, "
+    "word, number, dtype and tensor that may be left out.",
     refusals.wrong_arguments_are_refused: "Operators refuse shapes, dtypes and devices that do not fit, "
     "places beyond the end, and writes to elements that share memory.",
 }

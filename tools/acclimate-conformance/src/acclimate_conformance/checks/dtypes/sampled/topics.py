@@ -68,7 +68,7 @@ def _call(op: Any, sample: Sample) -> Callable[[Place], Any]:
     return run
 
 
-def _text(op: Any, sample: Sample, how: str = "") -> str:
+def text_of(op: Any, sample: Sample, how: str = "") -> str:
     return f"{name_of(op)}({sample}){how and ' '}{how}"
 
 
@@ -82,7 +82,7 @@ def operators_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             if more and op.reference_inputs_func is None:
                 continue
             for sample in samples_of(op, torch.float32, most, more=more):
-                found.compare(name_of(op), _text(op, sample), _call(op, sample))
+                found.compare(name_of(op), text_of(op, sample), _call(op, sample))
         if found.enough:
             return
 
@@ -104,12 +104,12 @@ def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
             alone = Findings(accelerator)  # what is lacking in one dtype may be there in another
             samples = list(samples_of(op, dtype, _OTHER_DTYPES))
             for sample in samples:
-                alone.compare(name_of(op), _text(op, sample), _call(op, sample))
+                alone.compare(name_of(op), text_of(op, sample), _call(op, sample))
             for how, layout in OF_COMPLEX.items() if dtype.is_complex else ():
                 for sample in samples[:1]:
                     places = Place(HOST, layout), Place(found.device, layout)
-                    text = _text(op, sample, f"of tensors {how}")
-                    alone.compare(name_of(op), text, _values(op, sample), *places)
+                    text = text_of(op, sample, f"of tensors {how}")
+                    alone.compare(name_of(op), text, results_of(op, sample), *places)
             _compare_writing(alone, op, dtype, samples)
             found.broken += alone.broken
             found.compared += alone.compared
@@ -146,14 +146,14 @@ def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
                 layouts = layouts_for((sample.value, sample.args, sample.kwargs))
                 if dtype not in (first, *reduced):
                     layouts = {how: layouts[how] for how in _OF_OTHERS}
-                elif not _EQUAL_ROWS_ARE_OPEN.search(op.name):
+                elif not EQUAL_ROWS_ARE_OPEN.search(op.name):
                     layouts |= OVERLAPPING if dtype == first and not is_attention else EXPANDED
                 if dtype == first and sample is samples[0]:
                     layouts |= OF_NUMBERS
                 for how, layout in layouts.items():
                     places = Place(HOST, layout), Place(found.device, layout)
-                    text = _text(op, sample, f"of tensors {how}")
-                    found.compare(name_of(op), text, _values(op, sample), *places)
+                    text = text_of(op, sample, f"of tensors {how}")
+                    found.compare(name_of(op), text, results_of(op, sample), *places)
         if found.enough:
             return
 
@@ -161,7 +161,7 @@ def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
 _OTHERS_LAID_OUT = (torch.int64, torch.bool, torch.complex64)
 _OF_OTHERS = ("that are transposed", "that are every second element")
 """Further dtypes, of which fewer layouts are tried."""
-_EQUAL_ROWS_ARE_OPEN = re.compile(
+EQUAL_ROWS_ARE_OPEN = re.compile(
     r"linalg|cholesky|^lu|solve|inverse|det$|lowrank|ormqr|geqrf|matrix_exp"  # of singular matrices
     r"|max_pool|max_unpool"  # which of several equal numbers a window tells
     r"|_norm$|corrcoef|cdist|normalize"  # what is left of a mean that is subtracted is rounding noise
@@ -176,7 +176,7 @@ def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
     """
     from torch.testing._internal.opinfo.core import BinaryUfuncInfo
 
-    found = _with_matrix(op, samples_of(op, dtype, _LAID_OUT))
+    found = with_matrix(op, samples_of(op, dtype, _LAID_OUT))
     largest = max(found, key=lambda sample: elements(sample.value), default=None)
     chosen = found if thorough else [] if largest is None else [largest]
     if isinstance(op, BinaryUfuncInfo) and largest is not None and largest.args:
@@ -193,7 +193,7 @@ def _as_image(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.detach()[None, ..., None].requires_grad_(matrix.requires_grad)
 
 
-def _with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
+def with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
     """Inputs, and before them the first row as a matrix and as an image.
 
     torch has these for few operators of one number.
@@ -211,7 +211,7 @@ def _with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
     return [*matrices, *images, *given]
 
 
-def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
+def results_of(op: Any, sample: Sample) -> Callable[[Place], Any]:
 
     def run(place: Place) -> Any:
         value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
@@ -221,7 +221,7 @@ def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
 
 
 _SPECIAL = (float("nan"), float("inf"), -0.0, -float("inf"), 0.0)
-_NAN_IS_OPEN = re.compile(
+NAN_IS_OPEN = re.compile(
     r"polynomial|attention"  # NaN as a degree is undefined in C; what a mask hides may be left out
     r"|grid_sample|_aa$"  # a neighbour's weight of 0 may be multiplied with it; as a place it is undefined
     r"|fft"  # a factor of a sum may be zero, or that number as far as it was rounded
@@ -241,7 +241,7 @@ _DIVIDE = re.compile(r"_norm|normalize")
 def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> None:
     nan = torch.tensor(float("nan"))
     for op in operators():
-        if _NAN_IS_OPEN.search(op.name) or not defined(op, nan):
+        if NAN_IS_OPEN.search(op.name) or not defined(op, nan):
             continue
         if torch.float32 not in op.supported_dtypes(HOST):
             continue
@@ -251,8 +251,8 @@ def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> N
 
         def compare(sample: Sample, where: str, op: Any = op, near: Any = near) -> None:
             if not (op.name.endswith("dist") and _has_degree_zero(sample)):
-                text = _text(op, sample, f"with NaN and infinity in the {where}")
-                found.compare(name_of(op), text, _values(op, sample), near=near)
+                text = text_of(op, sample, f"with NaN and infinity in the {where}")
+                found.compare(name_of(op), text, results_of(op, sample), near=near)
 
         for sample in samples_of(op, torch.float32, _LAID_OUT):
             compare(replace(sample, value=_with_special_numbers(sample.value)), "first input")
@@ -277,7 +277,7 @@ def _open_at_infinity(found: Any, wanted: Any) -> str:
 
     An element that is finite on the host must be so on the device too, and be that number.
     """
-    return _difference_but(found, wanted, lambda ours, theirs: ~ours.isfinite() & ~theirs.isfinite())
+    return difference_but(found, wanted, lambda ours, theirs: ~ours.isfinite() & ~theirs.isfinite())
 
 
 def _open_at_quotients(found: Any, wanted: Any) -> str:
@@ -289,15 +289,15 @@ def _open_at_quotients(found: Any, wanted: Any) -> str:
     def is_open(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
         return ~ours.isfinite() & (~theirs.isfinite() | (ours.isnan() & (theirs == 0)))
 
-    return _difference_but(found, wanted, is_open)
+    return difference_but(found, wanted, is_open)
 
 
-def _difference_but(
+def difference_but(
     found: Any, wanted: Any, is_open: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> str:
     """How results differ elsewhere than where they are open."""
     compared = [
-        torch.where(is_open(ours.cpu(), theirs), theirs, ours.cpu())
+        torch.where(is_open(ours.cpu(), theirs.cpu()), theirs.cpu(), ours.cpu())
         if isinstance(theirs, torch.Tensor) and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         else ours
         for ours, theirs in zip(tensors_in(found), tensors_in(wanted), strict=True)
@@ -328,7 +328,7 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
                 and op.name not in PLACES_ARE_FREE
                 and not fails_in_torch(op, "test_out", found.device, dtype)
             )
-            for sample in _with_matrix(op, samples_of(op, dtype, _LAID_OUT)):
+            for sample in with_matrix(op, samples_of(op, dtype, _LAID_OUT)):
                 if op.inplace_variant is not None and not sample.broadcasts:
                     _compare_in_place(found, op, sample, layouts_for(sample.value))
                 if takes_out:
@@ -431,16 +431,16 @@ def operators_on_other_operands(accelerator: Accelerator, found: Findings) -> No
         samples = [] if dtype is None else list(samples_of(op, dtype, _LAID_OUT))
         for sample in samples if not _EMPTY_IS_OPEN.search(op.name) else ():
             for what, smaller in _without_elements(sample):
-                text = _text(op, smaller, f"without elements in {what}")
-                _compare_if_taken(found, op, text, _values(op, smaller))
-        for sample in () if _chooses_one(op) else samples[:_OTHER_DTYPES]:
+                text = text_of(op, smaller, f"without elements in {what}")
+                compare_if_taken(found, op, text, results_of(op, smaller))
+        for sample in () if chooses_one(op) else samples[:_OTHER_DTYPES]:
             whole = _of_whole_numbers(sample)
-            text = _text(op, whole, "of whole numbers")
-            _compare_if_taken(found, op, text, _values(op, whole), near=_where_finite)
+            text = text_of(op, whole, "of whole numbers")
+            compare_if_taken(found, op, text, results_of(op, whole), near=where_finite)
         for sample in samples_of(op, torch.complex64, 1) if torch.complex64 in offered else ():
             whole = _of_whole_numbers(sample)
-            text = _text(op, whole, "of whole numbers")
-            _compare_if_taken(found, op, text, _values(op, whole), near=_where_finite)
+            text = text_of(op, whole, "of whole numbers")
+            compare_if_taken(found, op, text, results_of(op, whole), near=where_finite)
         _compare_after_other_numbers(found, op, samples)
         if isinstance(op, BinaryUfuncInfo) and not op.name.startswith("__r"):  # whose refusal is a result
             _compare_two_dtypes(found, op, [kind for kind in kinds if kind in offered])
@@ -487,7 +487,7 @@ def _without_elements(sample: Sample) -> Iterator[tuple[str, Sample]]:
             return
 
 
-def _compare_if_taken(
+def compare_if_taken(
     found: Findings, op: Any, text: str, run: Callable[[Place], Any],
     near: Callable[[Any, Any], str] | None = None,
 ) -> None:  # fmt: skip
@@ -509,8 +509,8 @@ def _compare_after_other_numbers(found: Findings, op: Any, samples: list[Sample]
         changed = replace(
             sample, args=tuple(others[:count]), kwargs=dict(zip(sample.kwargs, others[count:], strict=True))
         )
-        _compare_if_taken(found, op, _text(op, sample, "before others"), _values(op, sample))
-        _compare_if_taken(found, op, _text(op, changed, "after others"), _values(op, changed))
+        compare_if_taken(found, op, text_of(op, sample, "before others"), results_of(op, sample))
+        compare_if_taken(found, op, text_of(op, changed, "after others"), results_of(op, changed))
         if op.inplace_variant is not None and not sample.broadcasts:
             for one in (sample, changed):
 
@@ -518,7 +518,7 @@ def _compare_after_other_numbers(found: Findings, op: Any, samples: list[Sample]
                     value, args, kwargs = place.put((one.value, one.args, one.kwargs))
                     return op.inplace_variant(value, *args, **kwargs)
 
-                _compare_if_taken(found, op, _text(op, one, "in place, beside others"), run)
+                compare_if_taken(found, op, text_of(op, one, "in place, beside others"), run)
         return
 
 
@@ -542,13 +542,13 @@ def _compare_two_dtypes(found: Findings, op: Any, dtypes: list[torch.dtype]) -> 
             def run(place: Place, put: Any = put, left: Any = left, right: Any = right) -> Any:
                 return op(*put(place, left, right))
 
-            _compare_if_taken(found, op, f"{name_of(op)} of {what} in {of}", run)
+            compare_if_taken(found, op, f"{name_of(op)} of {what} in {of}", run)
         if op.inplace_variant is not None and first != second:
 
             def changed(place: Place, left: Any = left, right: Any = right) -> Any:
                 return op.inplace_variant(place.whole(left), place.whole(right))
 
-            _compare_if_taken(found, op, f"{name_of(op)} in place, of {of}", changed)
+            compare_if_taken(found, op, f"{name_of(op)} in place, of {of}", changed)
     for dtype, number in product(dtypes, _PYTHONS):
         given = torch.tensor([3, 1, 2]).to(dtype)
         for what, call in {
@@ -561,7 +561,7 @@ def _compare_two_dtypes(found: Findings, op: Any, dtypes: list[torch.dtype]) -> 
             def beside(place: Place, call: Any = call, given: Any = given, number: Any = number) -> Any:
                 return call(place.whole(given), number)
 
-            _compare_if_taken(found, op, f"{name_of(op)} {what}", beside)
+            compare_if_taken(found, op, f"{name_of(op)} {what}", beside)
 
 
 def _compare_into_itself(found: Findings, op: Any, sample: Sample) -> None:
@@ -572,7 +572,7 @@ def _compare_into_itself(found: Findings, op: Any, sample: Sample) -> None:
         op(value, *args, **{**kwargs, "out": value})
         return value
 
-    _compare_if_taken(found, op, _text(op, sample, "into its first input, given as out"), run)
+    compare_if_taken(found, op, text_of(op, sample, "into its first input, given as out"), run)
 
 
 def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
@@ -580,30 +580,32 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
         if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
             continue
         samples = list(samples_of(op, torch.float32, 24, requires_grad=True))
-        for sample in _with_matrix(op, samples)[:1]:
-            run = _gradients(op, sample, second=False)
+        for sample in with_matrix(op, samples)[:1]:
+            run = gradients_of(op, sample, second=False)
             # Public functions prepare tensors for the private ones, and are tried themselves.
             for how in () if is_private(op) else _OF_GRADIENTS:
                 places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
-                text = f"{_text(op, sample, f'of tensors {how}')}: its gradients"
+                text = f"{text_of(op, sample, f'of tensors {how}')}: its gradients"
                 found.compare(name_of(op), text, run, *places)
-        images = [sample for sample in _with_matrix(op, samples) if _is_image(sample.value)]
+        images = [sample for sample in with_matrix(op, samples) if _is_image(sample.value)]
         for sample in () if is_private(op) else images[:_ALONE]:
-            run = _gradients(op, sample, second=False, weigh=_with_channels_last)
+            run = gradients_of(op, sample, second=False, weigh=_with_channels_last)
             for how, layout in {"": None, **OF_IMAGES}.items():
                 places = Place(HOST, layout), Place(found.device, layout)
-                text = f"{_text(op, sample, how)}: its gradients, of results with channels last"
+                text = f"{text_of(op, sample, how)}: its gradients, of results with channels last"
                 found.compare(name_of(op), text, run, *places)
         for number, sample in enumerate(samples):
-            told = f"{_text(op, sample)}: its gradients"
+            told = f"{text_of(op, sample)}: its gradients"
             for how, weigh in list(_WEIGHTS.items())[: None if number == 0 else 1]:
-                found.compare(name_of(op), f"{told}{how}", _gradients(op, sample, second=False, weigh=weigh))
+                found.compare(
+                    name_of(op), f"{told}{how}", gradients_of(op, sample, second=False, weigh=weigh)
+                )
             if number < _ALONE and op.inplace_variant is not None and op.supports_inplace_autograd:
-                run = _gradients(op, sample, second=False, in_place=True)
-                found.compare(name_of(op), f"{_text(op, sample, 'in place')}: its gradients", run)
-            inputs = _differentiable((sample.value, sample.args, sample.kwargs))
+                run = gradients_of(op, sample, second=False, in_place=True)
+                found.compare(name_of(op), f"{text_of(op, sample, 'in place')}: its gradients", run)
+            inputs = differentiable((sample.value, sample.args, sample.kwargs))
             for only in range(len(inputs)) if number < _ALONE and len(inputs) > 1 else ():
-                run = _gradients(op, sample, second=False, only=only)
+                run = gradients_of(op, sample, second=False, only=only)
                 found.compare(name_of(op), f"{told} for input {only + 1} alone", run)
         for dtype in accelerator.supported_dtypes()[1:]:
             if dtype not in op.supported_backward_dtypes(HOST):
@@ -611,11 +613,11 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             for sample in samples_of(op, dtype, _OTHER_DTYPES, requires_grad=True):
                 if op.name in PLACES_ARE_FREE and _has_equal_numbers(sample.value):
                     continue  # any of them may get the gradient
-                text = f"{_text(op, sample)}: its gradients"
-                found.compare(name_of(op), text, _gradients(op, sample, second=False), near=twice_as_far)
+                text = f"{text_of(op, sample)}: its gradients"
+                found.compare(name_of(op), text, gradients_of(op, sample, second=False), near=twice_as_far)
         for sample in samples_of(op, torch.float32, 4, requires_grad=True) if op.supports_gradgrad else ():
-            text = f"{_text(op, sample)}: its second gradients"
-            found.compare(name_of(op), text, _gradients(op, sample, second=True))
+            text = f"{text_of(op, sample)}: its second gradients"
+            found.compare(name_of(op), text, gradients_of(op, sample, second=True))
         if found.enough:
             return
 
@@ -624,11 +626,11 @@ def _has_equal_numbers(values: torch.Tensor) -> bool:
     return len(values.detach().unique()) < values.numel()
 
 
-def _differentiable(value: Any) -> list[torch.Tensor]:
+def differentiable(value: Any) -> list[torch.Tensor]:
     return [t for t in tensors_in(value) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
-def _gradients(
+def gradients_of(
     op: Any, sample: Sample, second: bool, weigh: Callable[[torch.Tensor], torch.Tensor] | None = None,
     only: int | None = None, in_place: bool = False, of: int | None = None,
 ) -> Callable[[Place], Any]:  # fmt: skip
@@ -643,7 +645,7 @@ def _gradients(
         in_place: whether it replaces its first input, from which its gradient is then computed otherwise.
         of: the number of the result that has a gradient; each of them if ``None``.
     """
-    weigh = weigh or _weights
+    weigh = weigh or weights_of
 
     def call(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return op.inplace_variant(value.clone(), *args, **kwargs) if in_place else op(value, *args, **kwargs)
@@ -651,12 +653,12 @@ def _gradients(
     def run(place: Place) -> Any:
         given = place.put((sample.value, sample.args, sample.kwargs))
         value, args, kwargs = given
-        leaves = _differentiable(given)
+        leaves = differentiable(given)
         if only is not None:
             for number, leaf in enumerate(leaves):
                 leaf.requires_grad_(number == only)
             leaves = leaves[only : only + 1]
-        results = _differentiable(promised_part(op, sample.grads_of(call(value, *args, **kwargs))))
+        results = differentiable(promised_part(op, sample.grads_of(call(value, *args, **kwargs))))
         if only is not None and not results:
             return []
         results = results if of is None else results[of : of + 1]
@@ -668,12 +670,12 @@ def _gradients(
         again = [t for t in first if t is not None and t.requires_grad]
         if not again:
             return []
-        return list(torch.autograd.grad(again, leaves, [_weights(t) for t in again], allow_unused=True))
+        return list(torch.autograd.grad(again, leaves, [weights_of(t) for t in again], allow_unused=True))
 
     return run
 
 
-def _weights(result: torch.Tensor) -> torch.Tensor:
+def weights_of(result: torch.Tensor) -> torch.Tensor:
     """A weight for each element, so that a gradient of one cannot stand for that of another."""
     weights = torch.arange(1, result.numel() + 1).reshape(result.shape) % 7 - 2.5
     if result.is_complex():
@@ -686,24 +688,24 @@ def _is_image(value: Any) -> bool:
 
 
 def _with_channels_last(result: torch.Tensor) -> torch.Tensor:
-    weights = _weights(result)
+    weights = weights_of(result)
     if not _is_image(weights):
         return weights
     return weights.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _with_gaps(result: torch.Tensor) -> torch.Tensor:
-    weights = _weights(result)
+    weights = weights_of(result)
     return torch.stack([weights, torch.zeros_like(weights)], -1)[..., 0]
 
 
 def _transposed(result: torch.Tensor) -> torch.Tensor:
-    weights = _weights(result)
+    weights = weights_of(result)
     return weights.transpose(0, -1).contiguous().transpose(0, -1) if weights.dim() > 1 else weights
 
 
 _WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "": _weights,
+    "": weights_of,
     ", of a sum": lambda result: torch.full((), 1.5, dtype=result.dtype, device=result.device).expand_as(
         result
     ),
@@ -714,7 +716,7 @@ _WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 _TIES_ARE_OPEN = re.compile(
-    rf"{_EQUAL_ROWS_ARE_OPEN.pattern}|std|median|quantile|renorm|grid_sample|hardswish|hardsigmoid"
+    rf"{EQUAL_ROWS_ARE_OPEN.pattern}|std|median|quantile|renorm|grid_sample|hardswish|hardsigmoid"
 )
 """Names of operators whose gradients are not the same everywhere, or noise, for equal or whole numbers."""
 
@@ -726,28 +728,28 @@ def gradients_in_hard_cases(accelerator: Accelerator, found: Findings) -> None:
         if torch.float32 in op.supported_dtypes(HOST):
             samples = list(samples_of(op, torch.float32, _OTHER_DTYPES, requires_grad=True))
             for sample in samples[:1]:
-                text = f"{_text(op, sample)}: its gradients, twice through one graph"
+                text = f"{text_of(op, sample)}: its gradients, twice through one graph"
                 found.compare(name_of(op), text, _gradients_twice(op, sample))
             for sample in samples:
                 for what, smaller in () if _EMPTY_IS_OPEN.search(op.name) else _without_elements(sample):
-                    text = f"{_text(op, smaller, f'without elements in {what}')}: its gradients"
-                    _compare_if_taken(found, op, text, _gradients(op, smaller, second=False))
-                if not _chooses_one(op):
+                    text = f"{text_of(op, smaller, f'without elements in {what}')}: its gradients"
+                    compare_if_taken(found, op, text, gradients_of(op, smaller, second=False))
+                if not chooses_one(op):
                     whole = _of_whole_numbers(sample)
-                    text = f"{_text(op, whole, 'of whole numbers')}: its gradients"
-                    run = _gradients(op, whole, second=False)
-                    _compare_if_taken(found, op, text, run, near=_where_finite)
+                    text = f"{text_of(op, whole, 'of whole numbers')}: its gradients"
+                    run = gradients_of(op, whole, second=False)
+                    compare_if_taken(found, op, text, run, near=where_finite)
             for sample in samples[:1]:
                 for number in range(_count_results(op, sample)):
-                    text = f"{_text(op, sample)}: its gradients, of result {number + 1} alone"
-                    found.compare(name_of(op), text, _gradients(op, sample, second=False, of=number))
+                    text = f"{text_of(op, sample)}: its gradients, of result {number + 1} alone"
+                    found.compare(name_of(op), text, gradients_of(op, sample, second=False, of=number))
         if torch.complex64 in op.supported_backward_dtypes(HOST):
             _compare_complex_gradients(found, op)
         if found.enough:
             return
 
 
-def _chooses_one(op: Any) -> bool:
+def chooses_one(op: Any) -> bool:
     """Whether the gradient of several equal numbers may go to any of them, or is not defined."""
     of_a_dimension = op.name in ("max", "min") and "dim" in op.variant_test_name
     return of_a_dimension or op.name in PLACES_ARE_FREE or _TIES_ARE_OPEN.search(op.name) is not None
@@ -767,9 +769,9 @@ def _of_whole_numbers(sample: Sample) -> Sample:
     return replace(sample, value=given[0], args=given[1], kwargs=given[2])
 
 
-def _where_finite(found: Any, wanted: Any) -> str:
+def where_finite(found: Any, wanted: Any) -> str:
     """How results differ, where those of the host are finite."""
-    return _difference_but(found, wanted, lambda ours, theirs: ~theirs.isfinite())
+    return difference_but(found, wanted, lambda ours, theirs: ~theirs.isfinite())
 
 
 def _count_results(op: Any, sample: Sample) -> int:
@@ -777,7 +779,7 @@ def _count_results(op: Any, sample: Sample) -> int:
     results, refused = attempt(
         lambda place: op(*place.put((sample.value, *sample.args)), **place.put(sample.kwargs)), Place(HOST)
     )
-    found = [] if refused is not None else _differentiable(promised_part(op, sample.grads_of(results)))
+    found = [] if refused is not None else differentiable(promised_part(op, sample.grads_of(results)))
     return len(found) if len(found) > 1 else 0
 
 
@@ -787,13 +789,17 @@ def _gradients_twice(op: Any, sample: Sample) -> Callable[[Place], Any]:
     def run(place: Place) -> Any:
         given = place.put((sample.value, sample.args, sample.kwargs))
         value, args, kwargs = given
-        leaves = _differentiable(given)
-        results = _differentiable(promised_part(op, sample.grads_of(op(value, *args, **kwargs))))
+        leaves = differentiable(given)
+        results = differentiable(promised_part(op, sample.grads_of(op(value, *args, **kwargs))))
         return [
             gradient
             for factor in (1, -3)
             for gradient in torch.autograd.grad(
-                results, leaves, [_weights(t) * factor for t in results], retain_graph=True, allow_unused=True
+                results,
+                leaves,
+                [weights_of(t) * factor for t in results],
+                retain_graph=True,
+                allow_unused=True,
             )
         ]
 
@@ -803,18 +809,18 @@ def _gradients_twice(op: Any, sample: Sample) -> Callable[[Place], Any]:
 def _compare_complex_gradients(found: Findings, op: Any) -> None:
     samples = list(samples_of(op, torch.complex64, _OTHER_DTYPES, requires_grad=True))
     for number, sample in enumerate(samples):
-        text = f"{_text(op, sample)}: its gradients"
-        run = _gradients(op, sample, second=False)
-        _compare_if_taken(found, op, text, run)
+        text = f"{text_of(op, sample)}: its gradients"
+        run = gradients_of(op, sample, second=False)
+        compare_if_taken(found, op, text, run)
         for how in (_TRANSPOSED[0], *OF_COMPLEX) if number == 0 and not is_private(op) else ():
             layout = {**LAYOUTS, **OF_COMPLEX}[how]
             places = Place(HOST, layout), Place(found.device, layout)
             if attempt(run, places[1])[1] is None:
                 found.compare(name_of(op), f"{text}, of tensors {how}", run, *places)
-        if not _chooses_one(op):
+        if not chooses_one(op):
             whole = _of_whole_numbers(sample)
-            text = f"{_text(op, whole, 'of whole numbers')}: its gradients"
-            _compare_if_taken(found, op, text, _gradients(op, whole, second=False), near=_where_finite)
+            text = f"{text_of(op, whole, 'of whole numbers')}: its gradients"
+            compare_if_taken(found, op, text, gradients_of(op, whole, second=False), near=where_finite)
 
 
 def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
