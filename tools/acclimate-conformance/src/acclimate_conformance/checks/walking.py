@@ -1,9 +1,9 @@
 """Walks: random sequences of calls, with a model of what must be true after each of them.
 
-A walk is a class whose methods marked with :func:`move` make one call with options drawn at random, in one of two
-threads, and note in the model what it must change. After each move everything that can be asked is compared with the
-model. The seeds are fixed, so a walk repeats. A move that does not apply to the state does nothing, so that a walk
-without some of its moves is a walk too: one that fails is shortened to the moves that matter.
+A walk is a class whose methods marked with :func:`move` make one call with options drawn at random, in one of
+two threads, and note in the model what it must change. After each move everything that can be asked is
+compared with the model. The seeds are fixed, so a walk repeats. A move that does not apply to the state does
+nothing, so that a walk without some of its moves is a walk too: one that fails is shortened to what matters.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Walk:
         self.in_actor(actor, lambda: getattr(self, name)(choose))
         if self.told:
             self.look()
-            for each_actor in (0, 1):
-                self.in_actor(each_actor, self.look_here)
+            for thread in (0, 1):
+                self.in_actor(thread, self.look_here)
 
     def close(self) -> None:
         """Ends the walk; what goes wrong then is not told, since the walk has told it."""

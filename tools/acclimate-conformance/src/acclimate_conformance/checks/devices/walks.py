@@ -18,9 +18,9 @@ from acclimate_conformance.checks.device_arguments import has_indices
 from acclimate_conformance.checks.errors import DeliberateError
 from acclimate_conformance.checks.walking import Walk, move, walk
 
-_WALKS, _MOVES = 9, 50
+_WALKS, _MOVES = 18, 60
 _DEEPEST = 4
-_MOST_STREAMS = 6
+_MOST_STREAMS = 8
 _TOO_LARGE = 1 << 60
 _ASKED_OF_A_DEVICE = (
     "synchronize", "get_device_properties", "get_device_name", "get_device_capability", "memory_allocated",
@@ -33,7 +33,7 @@ _ASKED = (
     "current_device", "current_device_name", "device_count", "device_name", "is_available", "is_initialized",
     "init", "synchronize", "is_synchronized_device", "use_host_timers", "resolves_data_dependency",
     "handles_memory_backpressure", "empty_cache", "ipc_collect", "seed", "seed_all", "initial_seed",
-    "get_rng_state_all", "default_generators", "random", "is_bf16_supported", "is_fp16_supported",
+    "get_rng_state_all", "random", "is_bf16_supported", "is_fp16_supported",
     "is_fp64_supported", "supported_dtypes", "communication_backend_name", "is_triton_supported",
     "get_compile_backend", "export_envs", "visible_devices_envs", "pin_memory_alignment",
     "is_current_stream_capturing", "range_pop", "toolkit_version",
@@ -55,6 +55,7 @@ class _Block:
     def __init__(self, manager: AbstractContextManager[Any], here: int, streams: list[Any]) -> None:
         self.manager, self.here, self.streams = manager, here, streams
         self.restores_the_device = False
+        self.is_of_a_stream = False
 
 
 class _Current(Walk):
@@ -66,6 +67,7 @@ class _Current(Walk):
         self.start = accelerator.current_device()
         self.streams = [accelerator.default_stream(index) for index in self.indices]
         self.defaults = list(self.streams)
+        self.streams += [accelerator.Stream(device=name) for name in self.names for _ in range(2)]
         self.here: dict[int, int] = {}
         self.chosen: dict[int, list[Any]] = {}
         self.blocks: dict[int, list[_Block]] = {0: [], 1: []}
@@ -127,10 +129,11 @@ class _Current(Walk):
         stream = choose.choice([None, *self.streams])
         self.say(f"entering stream({stream!r})")
         self._enter(self.accelerator.stream(stream))
+        self.blocks[self.actor][-1].is_of_a_stream = True
         if stream is not None:
             self._choose(stream)
 
-    @move(2)
+    @move(6)
     def enters_a_block_of_torch(self, choose: random.Random) -> None:
         if len(self.blocks[self.actor]) >= _DEEPEST:
             return
@@ -150,7 +153,7 @@ class _Current(Walk):
         manager.__enter__()
         self.blocks[self.actor].append(block)
 
-    @move(8)
+    @move(16)
     def leaves(self, choose: random.Random) -> None:
         if not self.blocks[self.actor]:
             return
@@ -174,7 +177,8 @@ class _Current(Walk):
         if block.restores_the_device or now != self.here[self.actor]:
             # A device that was set within stream(s) or device(None) stays, or not, as the library has it.
             self.here[self.actor] = block.here
-        self.chosen[self.actor] = block.streams
+        if block.is_of_a_stream:
+            self.chosen[self.actor] = block.streams
 
     def _choose(self, stream: Any) -> None:
         index = self._index_of(stream)
@@ -190,10 +194,10 @@ class _Current(Walk):
     def _index_of(self, stream: Any) -> int:
         return torch.device(stream.device).index or 0 if len(self.names) > 1 else 0
 
-    @move(4)
+    @move(8)
     def sets_stream(self, choose: random.Random) -> None:
-        # What a stream's block restores on other devices, if streams are set within it, is left to the device.
-        if self.blocks[self.actor]:
+        # What a stream's block restores on other devices, if streams are set within it, is left open.
+        if any(block.is_of_a_stream for block in self.blocks[self.actor]):
             return
         stream = choose.choice([None, *self.streams])
         self.say(f"set_stream({stream!r})")
@@ -245,7 +249,7 @@ class _Current(Walk):
         self.say(f"{name}()")
         getattr(self.accelerator, name)()
 
-    @move(6)
+    @move(8)
     def uses_a_device(self, choose: random.Random) -> None:
         index = self._other(choose)
         name = self.names[index]
@@ -350,8 +354,8 @@ class _Current(Walk):
 @check(
     "set_device", "device", "stream", "set_stream", "current_device", "current_device_name", "current_stream",
     "default_stream",
-    promise="After any sequence of calls, in any thread, after errors and in nested blocks, the current device "
-    "and the current stream of each device are those that were set.",
+    promise="After any sequence of calls, in any thread, after errors and in nested blocks, the current "
+    "device and the current stream of each device are those that were set.",
     once=True,
 )  # fmt: skip
 def walks_over_what_is_current(accelerator: Accelerator) -> None:

@@ -64,7 +64,9 @@ def _step(choose: random.Random) -> tuple[str, _Step]:
         "cast": lambda r: r[a].copy_((r[b].to(torch.int32) // 2).to(torch.float32)),
         "half": lambda r: r[a].copy_(r[b].to(torch.bfloat16)),
         "out": lambda r: torch.add(r[b], k, out=r[a]).remainder_(_MODULUS),
-        "foreach": lambda r: [torch._foreach_add_([r[0], r[1]], k), r[0].fmod_(_MODULUS), r[1].fmod_(_MODULUS)],
+        "foreach": lambda r: [
+            torch._foreach_add_([r[0], r[1]], k), r[0].fmod_(_MODULUS), r[1].fmod_(_MODULUS)
+        ],
         "a number": lambda r: r[a][row, row].fill_(k),
         "fill": lambda r: r[a][:row].zero_(),
         "masked": lambda r: r[a].masked_fill_(r[b] < 10, k),
@@ -74,7 +76,9 @@ def _step(choose: random.Random) -> tuple[str, _Step]:
         "expanded": lambda r: _reduced(r[a], r[b][row].expand(_SIDE, _SIDE) + r[c]),
         "a gradient": lambda r: _gradient(r[a], r[b]),
         "made within": lambda r: _reduced(r[a], torch.full_like(r[b], k) + r[a]),
-        "swapped": lambda r: r[a].copy_(r[b][order.index(row)].unsqueeze(1).expand(_SIDE, _SIDE).contiguous()),
+        "swapped": lambda r: r[a].copy_(
+            r[b][order.index(row)].unsqueeze(1).expand(_SIDE, _SIDE).contiguous()
+        ),
         "roll": lambda r: r[a].copy_(r[b].roll((k, 1), (0, 1))),
         "split": lambda r: [part.add_(1).fmod_(_MODULUS) for part in r[a].split(3)[:k]],
     }  # fmt: skip
@@ -124,7 +128,9 @@ class _Replayed(Walk):
         block = choose.choice(("", "", "no_grad()", "device()", "stream()"))
         side = self.accelerator.Stream()
         other = choose.randrange(self.accelerator.device_count())
-        told = ", ".join(f"{name}{' on a side stream' * (place == aside)}" for place, (name, _) in enumerate(program))
+        told = ", ".join(
+            f"{name}{' on a side stream' * (place == aside)}" for place, (name, _) in enumerate(program)
+        )
         self.say(f"capture_to_graph() of: {told}{block and f', within {block}'}")
 
         def work() -> torch.Tensor:
@@ -153,8 +159,6 @@ class _Replayed(Walk):
         # A capture may run the work, or not.
         self._renew(choose)
         self.captured.append(_Captured(graph, steps, [result]))
-        for before in self.captured[:-1]:
-            before.wanted = None if before.wanted is None else before.wanted
 
     @move(8)
     def replays(self, choose: random.Random) -> None:
@@ -249,7 +253,9 @@ class _Replayed(Walk):
             if not torch.equal(found, mine):
                 spot = (found != mine).nonzero()[0].tolist()
                 seen, want = found[tuple(spot)].item(), mine[tuple(spot)].item()
-                require(False, f"matrix {place} has {seen} at {spot}, and {want} if the work runs without graphs")
+                require(
+                    False, f"matrix {place} has {seen} at {spot}, and {want} if the work runs without graphs"
+                )
         for number, captured in enumerate(self.captured):
             if captured.wanted is not None:
                 require(
@@ -265,8 +271,8 @@ class _Replayed(Walk):
 
 @check(
     "capture_to_graph", "replay_graph", "create_graph",
-    promise="Random programs that are captured do the same at each replay as without graphs, whatever is called in "
-    "between.",
+    promise="Random programs that are captured do the same at each replay as without graphs, whatever is "
+    "called in between.",
     timeout_s=240,
     once=True,
 )  # fmt: skip

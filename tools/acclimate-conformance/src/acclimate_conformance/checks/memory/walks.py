@@ -6,7 +6,6 @@ import copy
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch
 
@@ -269,7 +268,7 @@ class _Memory(Walk):
         if way == "data":
             tensor.data = other.tensors[0]
         else:
-            tensor.set_(other.tensors[0].detach())
+            tensor.set_(other.tensors[0].detach())  # type: ignore[call-overload]
         other.tensors.append(one.tensors.pop())
         if not one.tensors:
             self.held.remove(one)
@@ -496,8 +495,8 @@ def _raises_within_a_graph(accelerator: Accelerator, ones: Callable[[], torch.Te
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
     "max_memory_cached", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
     "empty_cache", "memory_stats",
-    promise="After any sequence of calls, in any thread, on any device, what is allocated is what the program "
-    "holds, peaks are the highest since their reset, and no memory is used twice.",
+    promise="After any sequence of calls, in any thread, on any device, what is allocated is what the "
+    "program holds, peaks are the highest since their reset, and no memory is used twice.",
     once=True,
 )  # fmt: skip
 def walks_over_memory(accelerator: Accelerator) -> None:

@@ -1,4 +1,4 @@
-"""A walk over random numbers: equal histories of seeds and draws give equal numbers and states, others do not."""
+"""A walk over random numbers: equal histories of seeds and draws give equal numbers, others do not."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class _Random(Walk):
         kind, length = choose.choice(list(table)), choose.choice(_LENGTHS)
         given = choose.random() < 0.2 and kind in _DRAWS
         blocks: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            "": lambda: torch.enable_grad(),
+            "": torch.enable_grad,
             ", within inference_mode()": torch.inference_mode,
             ", within another stream": lambda: self._aside(index),
         }
@@ -321,13 +321,13 @@ class _Random(Walk):
         index = self._go(choose)
         if len(self.forks) >= 2 or self.actor:
             return
-        devices = choose.choice(([index], list(self.indices), [self.names[index]]))
-        given = [] if self.is_host else devices
+        kept = choose.choice(([index], list(self.indices)))
+        by_name = choose.random() < 0.5
+        given = [] if self.is_host else [self.names[place] if by_name else place for place in kept]
         self.say(f"entering fork_rng({given})")
         fork = self.accelerator.random().fork_rng(given, device_type=self._type_of_forks())
         fork.__enter__()
-        kept = [index] if devices == [self.names[index]] else list(devices)
-        histories = {int(place): self.histories[int(place)] for place in kept}
+        histories = {place: self.histories[place] for place in kept}
         self.forks.append((fork, histories, torch.get_rng_state()))
 
     def _type_of_forks(self) -> str:
@@ -356,6 +356,11 @@ class _Random(Walk):
             require(
                 torch.equal(state, known),
                 f"get_rng_state({index}) differs from what it was after the same seed and draws, {history}",
+            )
+            earlier = self.states.get(history[:-1])
+            require(
+                earlier is None or not torch.equal(state, earlier),
+                f"get_rng_state({index}) is what it was before the last draw",
             )
             seed = self.ask("default_generator", index).initial_seed()
             wanted = history[0] % 2**64
@@ -394,8 +399,8 @@ def _named_by(walked: Walk, index: int, history: _History) -> int | str | torch.
 @check(
     "manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "set_rng_state",
     "set_rng_state_all", "default_generator", "random",
-    promise="After any sequence of seeds, draws and restored states, in any thread, on any device, equal histories "
-    "give equal numbers, and others do not.",
+    promise="After any sequence of seeds, draws and restored states, in any thread, on any device, equal "
+    "histories give equal numbers, and others do not.",
     once=True,
 )  # fmt: skip
 def walks_over_random_numbers(accelerator: Accelerator) -> None:

@@ -68,7 +68,7 @@ class _Ordered(Walk):
     def _synchronize(self) -> None:
         for index in self.indices:
             self.accelerator.synchronize(index)
-        self.host = {place: count for place, count in enumerate(self.counts)}
+        self.host = dict(enumerate(self.counts))
 
     def _stream(self, choose: random.Random, index: int) -> int:
         return choose.choice([place for place, on in enumerate(self.on) if on == index])
@@ -134,7 +134,7 @@ class _Ordered(Walk):
         if not self.actor:
             on_the_device["Event.wait(stream) in another thread"] = elsewhere
         on_the_host: dict[str, Callable[[], object]] = {
-            "Stream.synchronize()": lambda: producer.synchronize(),
+            "Stream.synchronize()": producer.synchronize,
             "Event.synchronize()": lambda: recorded().synchronize(),
             "Event.query() until it is True": by_query,
             "synchronize() of its device": for_the_default,
@@ -274,8 +274,8 @@ class _Ordered(Walk):
                 found = slot.tensor.cpu().unique().tolist()
                 require(
                     found == [slot.value],
-                    f"a tensor on {self.names[slot.index]} holds {found[:4]}, not {slot.value}: something did "
-                    "not wait",
+                    f"a tensor on {self.names[slot.index]} holds {found[:4]}, not {slot.value}: something "
+                    "did not wait",
                 )
 
     def end(self) -> None:
@@ -290,8 +290,8 @@ def _later(one: _Clock, other: _Clock) -> _Clock:
 
 @check(
     "Stream", "Event", "stream", "synchronize",
-    promise="In any sequence of work, waits and copies on the streams of all devices, in any thread, each stream "
-    "reads what was written before what it waited for.",
+    promise="In any sequence of work, waits and copies on the streams of all devices, in any thread, each "
+    "stream reads what was written before what it waited for.",
     once=True,
 )  # fmt: skip
 def walks_over_streams(accelerator: Accelerator) -> None:
