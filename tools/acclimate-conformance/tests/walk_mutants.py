@@ -19,8 +19,8 @@ def _is_elsewhere() -> bool:
     return threading.current_thread() is not threading.main_thread()
 
 
-class ErrorsLeaveInnerBlocksOnly(SimAccelerator):
-    """An error that leaves a device's block in inference_mode() leaves its device current."""
+class ErrorsOnStreamsKeepTheDevice(SimAccelerator):
+    """An error that leaves a device's block on a stream of the program's leaves its device current."""
 
     @contextmanager
     def device(self, device_index: DeviceLike = None) -> Iterator[None]:
@@ -30,7 +30,7 @@ class ErrorsLeaveInnerBlocksOnly(SimAccelerator):
                 self.set_device(device_index)
             yield
         except BaseException:
-            if not torch.is_inference_mode_enabled():
+            if self.current_stream() == self.default_stream():
                 self.set_device(before)
             raise
         self.set_device(before)
@@ -178,7 +178,7 @@ class SlicesAreLoadedAlone(_Patched):
 
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
-        ErrorsLeaveInnerBlocksOnly: "devices/walks_over_what_is_current",
+        ErrorsOnStreamsKeepTheDevice: "devices/walks_over_what_is_current",
         FiguresEndStreams: "devices/walks_over_what_is_current",
         PinsWhereTensorsAreMade: "devices/walks_over_what_is_current",
         GrownViewsKeepTheirMemory: "memory/walks_over_memory",

@@ -65,6 +65,7 @@ class _Current(Walk):
         super().__init__(accelerator)
         self.indices = range(len(self.names))
         self.start = accelerator.current_device()
+        self.is_host = is_host(accelerator)  # which is not told within a block of torch.device()
         self.streams = [accelerator.default_stream(index) for index in self.indices]
         self.defaults = list(self.streams)
         self.streams += [accelerator.Stream(device=name) for name in self.names for _ in range(2)]
@@ -275,13 +276,26 @@ class _Current(Walk):
                 self.accelerator.get_rng_state(index), index
             ),
             f"module.to({name!r})": lambda: torch.nn.Linear(2, 2).to(name),
-            f"pin_memory() of a tensor, with {name}": lambda: self.accelerator.pin_memory(
-                torch.ones(3, device="cpu")
-            ),
         }
         told = choose.choice(list(uses))
         self.say(told)
         uses[told]()
+
+    @move(4)
+    def pins(self, choose: random.Random) -> None:
+        host = torch.ones(3, device="cpu")
+        pins: dict[str, Callable[[], torch.Tensor]] = {
+            "pin_memory()": lambda: self.accelerator.pin_memory(host),
+            "pin_memory(make_copy=False)": lambda: self.accelerator.pin_memory(host, make_copy=False),
+            "pin_empty()": lambda: self.accelerator.pin_empty(3, dtype=torch.float32),
+            "pin_empty_like()": lambda: self.accelerator.pin_empty_like(host),
+        }
+        told = choose.choice(list(pins))
+        self.say(told)
+        pinned = pins[told]()
+        require(pinned.device.type == "cpu", f"its result is on {pinned.device}")
+        on_it = self.accelerator.on_accelerator(pinned)
+        require(on_it == self.is_host, f"on_accelerator() of its result is {on_it}")
 
     @move(3)
     def fails_on_a_device(self, choose: random.Random) -> None:
@@ -293,7 +307,7 @@ class _Current(Walk):
             f"a view of the wrong size on {name}": lambda: ones.view(4),
             f"a cast of no dtype on {name}": lambda: ones.masked_fill(ones, 1),
         }
-        if not is_host(self.accelerator):
+        if not self.is_host:
             fails[f"an allocation on {name} that does not fit"] = lambda: torch.empty(
                 _TOO_LARGE, dtype=torch.uint8, device=name
             )

@@ -324,14 +324,12 @@ class _Random(Walk):
         kept = choose.choice(([index], list(self.indices)))
         by_name = choose.random() < 0.5
         given = [] if self.is_host else [self.names[place] if by_name else place for place in kept]
+        options = {} if self.is_host else {"device_type": self.accelerator.device_type}
         self.say(f"entering fork_rng({given})")
-        fork = self.accelerator.random().fork_rng(given, device_type=self._type_of_forks())
+        fork = self.accelerator.random().fork_rng(given, **options)
         fork.__enter__()
         histories = {place: self.histories[place] for place in kept}
         self.forks.append((fork, histories, torch.get_rng_state()))
-
-    def _type_of_forks(self) -> str:
-        return "cuda" if self.is_host else self.accelerator.device_type
 
     @move(4)
     def leaves_a_fork(self, choose: random.Random) -> None:
