@@ -79,6 +79,13 @@ def test_a_device_that_cannot_pin_gets_ordinary_memory(bare: Accelerator) -> Non
     assert not bare.is_pinned(bare.pin_empty(2, dtype=torch.float32))
 
 
+def test_memory_is_pinned_on_the_host_whatever_the_default_device_is(acc: Accelerator) -> None:
+    given = torch.ones(3)
+    with torch.device(acc.current_device_name()):
+        assert acc.pin_memory(given).device.type == "cpu"
+        assert acc.pin_empty(3, dtype=torch.float32).device.type == "cpu"
+
+
 def test_foreign_memory_is_only_locked_where_a_device_can(acc: Accelerator) -> None:
     tensor = torch.zeros(1024)
     assert acc.register_host_memory(tensor.data_ptr(), tensor.nbytes) is False

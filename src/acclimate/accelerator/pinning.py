@@ -18,7 +18,7 @@ class Pinning(Devices):
         if not (self._is_torch_accelerator() and self.is_available()):
             return False
         try:
-            torch.empty(1, pin_memory=True)
+            torch.empty(1, device="cpu", pin_memory=True)  # whatever the default device is
         except NotImplementedError:  # the device has registered no such allocator
             return False
         return True
@@ -64,7 +64,7 @@ class Pinning(Devices):
             InvalidDeviceError: ``device`` is not the host.
         """
         _require_host(device)
-        return torch.empty(_shape(size), dtype=dtype, pin_memory=self._pins_host_memory())
+        return torch.empty(_shape(size), dtype=dtype, device="cpu", pin_memory=self._pins_host_memory())
 
     def pin_empty_like(
         self, tensor: torch.Tensor, device: str | torch.device = "cpu", dtype: torch.dtype | None = None

@@ -20,7 +20,7 @@ class _InTheChild(CPUAccelerator):
     def communication_backend_name(self) -> str:
         if distributed.all_reduce.__module__ != __name__:
             distributed.all_reduce, distributed.broadcast, distributed.all_gather = (
-                _whole_vectors(distributed.all_reduce),
+                _of_later_parts(_whole_vectors(distributed.all_reduce)),
                 _true(distributed.broadcast),
                 _now_and_then(distributed.all_gather),
             )
@@ -29,6 +29,14 @@ class _InTheChild(CPUAccelerator):
             distributed.all_gather_into_tensor = _early(distributed.all_gather_into_tensor)
             shm_op.inference_all_reduce = _of_a_copy(shm_op.inference_all_reduce)
         return super().communication_backend_name()
+
+
+def _of_later_parts(all_reduce: Any) -> Any:
+    def reduce(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        is_later = named.get("async_op") and named.get("group") is not None and tensor.storage_offset()
+        return all_reduce(tensor.clone() if is_later else tensor, *options, **named)
+
+    return reduce
 
 
 def _whole_vectors(all_reduce: Any) -> Any:
@@ -164,6 +172,10 @@ class WaitsInOneThread(_InTheChild):
     """wait() of an all_gather_into_tensor waits only in the thread that began it."""
 
 
+class LaterPartsOfGroupsStay(_InTheChild):
+    """all_reduce with async_op of a part of a tensor, in a group that is named, reduces a copy."""
+
+
 class SumsACopy(_InTheChild):
     """inference_all_reduce sums a copy of a tensor that is not contiguous."""
 
@@ -178,5 +190,6 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     GroupsDoNotWait: "communication/groups",
     WaitsInOneThread: "communication/collectives_that_wait_later",
     SumsACopy: "communication/shared_memory",
+    LaterPartsOfGroupsStay: "communication/collectives_in_any_order",
 }
 """Each fault, and the check that has to find it."""

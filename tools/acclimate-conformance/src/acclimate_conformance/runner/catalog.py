@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
-    "devices": ("current", "waiting", "blocks", "keeping"),
-    "random": ("generators", "devices", "states", "ranges", "distributions", "refusals", "draws"),
-    "streams": ("order", "state", "waiting", "elsewhere", "lifetimes", "others"),
+    "devices": ("current", "waiting", "blocks", "keeping", "walks"),
+    "random": ("generators", "devices", "states", "ranges", "distributions", "refusals", "draws", "walks"),
+    "streams": ("order", "state", "waiting", "elsewhere", "lifetimes", "others", "walks"),
     "memory": (
         "figures", "agreement", "capacity", "devices", "hard_cases", "small", "training", "owners",
-        "families",
+        "families", "walks",
     ),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators",
         "views", "known", "formulas", "repeats", "calls_apart", "autograd", "mixed", "scaling",
         "sampled.checks",
     ),
-    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings", "bounds", "modes"),
+    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings", "bounds", "modes", "walks"),
     "pinning": ("contents", "shapes", "parts"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
     "runtime": (
         "marks", "compiling", "results", "types", "side_effects", "saved", "tensors", "storages", "functions",
-        "modules", "foreign", "transformed", "fakes", "names", "several",
+        "modules", "foreign", "transformed", "fakes", "names", "several", "walks",
     ),
     "communication": ("collectives",),
 }  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from acclimate_conformance.checks.assertions import is_host, short
-from acclimate_conformance.checks.communication import handles, options, training
+from acclimate_conformance.checks.communication import handles, options, training, walks
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
@@ -837,6 +837,8 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "sharded parameters and optimizers train as in one process, where these are offered.",
     training.messages_one_by_one: "isend and irecv, messages with tags and from any rank arrive where they "
     "belong, where these are offered.",
+    walks.collectives_in_any_order: "Any sequence of collectives, in several groups at once and waited "
+    "for in any order, gives the right numbers, and changes nothing else.",
     options.shared_memory: "On a host, acclimate's shm backend and the op of ShareMemCommBuilder are right "
     "on tensors of any strides.",
     options.time_limits_of_groups: "A collective that another rank does not join raises after the time-out "
