@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from acclimate.accelerator.unreplayable import READS_IN_PLACE, reads_data
+from acclimate.accelerator.recorded_graph import READS_IN_PLACE, reads_data
 
 
 class _Following(TorchDispatchMode):
