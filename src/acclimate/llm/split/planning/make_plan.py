@@ -16,7 +16,7 @@ from acclimate.llm.split.planning.mapping import Styles, read_mapping, read_publ
 from acclimate.llm.split.planning.planner import Planner, entries_of, inside, joined, unreached_models
 from acclimate.llm.split.planning.reasons import kind_of, parents_of
 from acclimate.llm.split.tracing.trace import Trace, traced
-from acclimate.llm.split.verify.verify_plan import verify_plan
+from acclimate.llm.split.verify import verify_plan
 
 
 def make_plan(
