@@ -18,8 +18,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "../../ops/csrc/processors.h"
-#include "../../ops/csrc/relax.h"
+#include "../../ops/csrc/spinning.h"
 
 namespace acclimate_comm {
 namespace {
