@@ -13,9 +13,8 @@ from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.base import GroupOptimizer, Parameters
+from acclimate.ops.optimizers.base import GroupOptimizer, Parameters, square_root, update_group
 from acclimate.ops.optimizers.builders import CPUAdagradBuilder
-from acclimate.ops.optimizers.plain_group import square_root, update_group
 from acclimate.ops.registry import define_in_place
 
 # csrc/adagrad_call.h reads the arguments in this order.
