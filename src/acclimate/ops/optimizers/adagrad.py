@@ -17,7 +17,7 @@ from acclimate.ops.optimizers.base import GroupOptimizer, Parameters, square_roo
 from acclimate.ops.optimizers.builders import CPUAdagradBuilder
 from acclimate.ops.registry import define_in_place
 
-# csrc/adagrad_call.h reads the arguments in this order.
+# csrc/adagrad.cpp reads the arguments in this order.
 SCHEMA = (
     "adagrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] sums, Tensor(c!)[] steps, "
     "Tensor(d!)[] outputs, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize=False, "
