@@ -49,7 +49,7 @@ LONGEST_FIRST = (
     "tests/launch/output/test_terminal.py",
     "tests/launch/remote/test_engine_program.py",
     "tests/launch/supervise/test_guard.py",
-    "tests/info/test_info.py",
+    "tests/test_info.py",
     "tools/acclimate-port/tests/test_decisions.py",
     "tests/backends/test_cpu.py",
     "tests/launch/output/test_pump.py",

@@ -190,7 +190,7 @@ def test_import_contracts_find_their_breaches(tmp_path: Path) -> None:
         "errors.py": "from acclimate.host import topology",
         "ops/build/recipe.py": "from acclimate import get_accelerator",
         "ops/aio/handle.py": "from acclimate.ops.optimizers import simd",
-        "cache/owners.py": "import acclimate.cache.lock",
+        "cache/folder.py": "import acclimate.cache.lock",
         "selection.py": "def f():\n    import acclimate_conformance",
         "../acclimate_port/source/tree.py": "from acclimate_port.dataflow import sinks",
         "../acclimate_port/settings.py": "from acclimate.errors import AcclimateError",

@@ -28,7 +28,7 @@ from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, TEXT_
 from acclimate.host.install_hints import install_tool, pip_install
 
 COMMANDS = {
-    "info": ("show the accelerator of this machine, and why others cannot be used", "acclimate.info.command"),
+    "info": ("show the accelerator of this machine, and why others cannot be used", "acclimate.info"),
     "run": ("start a script's ranks, here or on many hosts, bound to cores", "acclimate.launch.command"),
     "generate": (
         "generate text with a language model on this accelerator",

@@ -156,7 +156,7 @@ statistics = lambda *args: {"allocated_bytes.all.current": 5}
 torch.accelerator.memory_stats = torch.accelerator.memory.memory_stats = statistics
 torch.accelerator.get_memory_info = unimplemented
 from acclimate import get_accelerator
-from acclimate.info.report import collect
+from acclimate.info import collect
 acc = get_accelerator()
 tell(
     name=acc.get_device_name(), free=acc.available_memory(), total=acc.total_memory(),

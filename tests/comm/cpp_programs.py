@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.comm import native
+from acclimate.comm import backend as shm
 
-SOURCE = Path(native.__file__).parent / "csrc"
+SOURCE = Path(shm.__file__).parent / "csrc"
 """The folder of the native code."""
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from collective_cases import ARITHMETIC, FLOATS, Case, as_gloo_takes_it, cases, difference, expected, run
 from hypothesis import HealthCheck, given, settings
 
-from acclimate.comm import native
-from acclimate.comm.native import load_backend
+from acclimate.comm import backend as shm
+from acclimate.comm.backend import load_backend
 from acclimate.errors import InvalidEnvironmentError
 from acclimate.ops.simd import BEST, isa_number, usable_isas
 from rank_processes import RankProcesses
@@ -84,7 +84,7 @@ def test_every_instruction_set_gives_the_bits_of_the_plain_kernels(ranks: RankPr
 def test_an_unknown_instruction_set_is_refused_before_the_library_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(shm, "_loaded", [])
     monkeypatch.setenv("ACCLIMATE_CPU_ISA", "mmx")
     with pytest.raises(InvalidEnvironmentError, match='"mmx" is unknown'):
         load_backend()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import acclimate
-from acclimate.comm.ranks import find_place, master_address
+from acclimate.comm.init import find_place, master_address
 from acclimate.errors import InvalidEnvironmentError, InvalidRankError
 from ports import free_port
 from rank_processes import RankProcesses

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from cpp_programs import SOURCE, compiled
 
+PLAIN = ("-DACCLIMATE_FIND_REDUCE=find_reduce_plain", "-DACCLIMATE_EVERY_DTYPE")
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     average = Path(__file__).with_name("average_of_many.cpp")
     folder = tmp_path_factory.mktemp("average")
-    return compiled(folder, average, SOURCE / "reduce_plain.cpp", flags=("-O0",))
+    return compiled(folder, average, SOURCE / "reduce_kernels.cpp", flags=("-O0", *PLAIN))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cpp_programs import SOURCE, cpp_compiler
 
-from acclimate.comm import native
+from acclimate.comm import backend as shm
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{SOURCE}")
@@ -18,16 +18,17 @@ def build(folder: Path, replaced: dict[str, Path]) -> Path:
     """The program of threads, with some of the transport's files replaced."""
     compiler = cpp_compiler()
     objects = []
-    sources = [HERE / "thread_ranks.cpp", SOURCE / "messages.cpp"]
-    flags: dict[Path, tuple[str, ...]] = {}
-    for source in native.TRANSPORT:
+    sources: list[tuple[Path, tuple[str, ...]]] = [
+        (HERE / "thread_ranks.cpp", ()),
+        (SOURCE / "messages.cpp", ()),
+    ]
+    for source in shm.TRANSPORT:
         path = SOURCE.parent / (source if isinstance(source, str) else source.path)
-        path = replaced.get(path.name, path)
-        flags[path] = () if isinstance(source, str) else source.flags
-        sources.append(path)
-    for path in sources:
-        objects.append(folder / f"{path.stem}.o")
-        command = [compiler, *FLAGS, *flags.get(path, ()), "-c", str(path), "-o", str(objects[-1])]
+        flags = () if isinstance(source, str) else source.flags
+        sources.append((replaced.get(path.name, path), flags))
+    for number, (path, flags) in enumerate(sources):
+        objects.append(folder / f"{number}.{path.stem}.o")
+        command = [compiler, *FLAGS, *flags, "-c", str(path), "-o", str(objects[-1])]
         subprocess.run(command, check=True)
     program = folder / "thread_ranks"
     linked = subprocess.run([compiler, *FLAGS, *map(str, objects), "-o", str(program)], check=False)

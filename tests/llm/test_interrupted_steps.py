@@ -28,9 +28,9 @@ from acclimate.llm.decode.description import Share
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeDecoder, NativeStep
 from acclimate.llm.decode.share import Exchange
+from acclimate.llm.generation import shared_interrupt
 from acclimate.llm.kernels.builder import CPUInferenceBuilder
 from acclimate.llm.ranks import ModelRanks
-from acclimate.llm.shared_interrupt import shared_interrupt
 from acclimate.llm.split.collectives import ProcessRanks
 from rank_processes import RankProcesses
 

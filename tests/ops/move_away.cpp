@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "processors.h"
+#include "spinning.h"
 
 int main(int count, char** arguments) {
   cpu_set_t mask, after;

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import os
 import pkgutil
 import shlex
 import shutil
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -218,6 +220,24 @@ class Ops(Devices):
         CPU: as stated.
         CUDA: as stated.
         """
-        from acclimate.accelerator.setuptools_command import BuildOps  # imports setuptools, which is slow
+        return _build_command()
 
-        return BuildOps
+
+@functools.cache
+def _build_command() -> type[Any]:
+    from torch.utils.cpp_extension import BuildExtension  # imports setuptools, which is slow
+
+    class BuildOps(BuildExtension):
+        """torch's ``build_ext`` command, which also builds the extensions of op builders."""
+
+        def build_extension(self, ext: Any) -> None:
+            """Builds one extension: with its own ``build_to(path)`` if it has one, else with torch."""
+            build_to = getattr(ext, "build_to", None)
+            if build_to is None:
+                super().build_extension(ext)
+                return
+            target = Path(self.get_ext_fullpath(ext.name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            build_to(target)
+
+    return BuildOps

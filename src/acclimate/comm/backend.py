@@ -1,10 +1,14 @@
-"""Registers the backend ``shm`` with ``torch.distributed``; creates its groups, and gloo's between hosts."""
+"""The backend ``shm`` of ``torch.distributed``: its library, its registration and its groups.
+
+Between hosts its groups are gloo's."""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
@@ -12,10 +16,92 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
 from acclimate.accelerator.gloo_threads import settle_at_exit
-from acclimate.comm.native import load_backend
 from acclimate.comm.rendezvous import Rendezvous, are_on_one_host, why_not_shared
-from acclimate.errors import AcclimateError
+from acclimate.errors import AcclimateError, CompilerNotFoundError
 from acclimate.host.local_address import address_towards
+from acclimate.ops.build import store
+from acclimate.ops.build.builder import OpBuilder
+from acclimate.ops.build.recipe import Source, target_machine
+from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
+
+_FLAGS = compile_flags(target_machine())
+
+
+def _kernels(isa: str, flags: tuple[str, ...]) -> Source:
+    return Source("csrc/reduce_kernels.cpp", (f"-DACCLIMATE_FIND_REDUCE=find_reduce_{isa}", *flags))
+
+
+TRANSPORT: tuple[str | Source, ...] = (
+    "csrc/call.cpp",
+    "csrc/collectives.cpp",
+    "csrc/group.cpp",
+    "csrc/reduce.cpp",
+    # The plain kernels would take the longest to optimise, and few processors run them.
+    _kernels("plain", ("-DACCLIMATE_EVERY_DTYPE", "-O2")),
+    *(_kernels(name, _FLAGS[name]) for name in ("avx2", "avx512") if name in _FLAGS),
+)
+"""The sources of the transport between ranks, which do not use torch."""
+
+_lock = threading.Lock()
+_loaded: list[Any] = []
+
+
+class TransportBuilder(OpBuilder):
+    """Builds a library that contains the transport."""
+
+    def include_paths(self) -> list[str]:
+        return ["csrc"]
+
+    def cxx_args(self) -> list[str]:
+        return ["-pthread", *KERNEL_FLAGS]
+
+    def link_args(self) -> list[str]:
+        return ["-pthread"]  # which older C libraries keep in a separate library
+
+
+class ShmBackendBuilder(TransportBuilder):
+    """Builds the backend. It is not an op: ``torch.distributed`` calls it."""
+
+    name = "shm_backend"
+    # c10d has no stable ABI, so there is one library for each torch and Python.
+    stable_abi = False
+
+    def sources(self) -> list[str | Source]:
+        # The backend's files only pass memory to the transport, so optimising them harder gains nothing.
+        callers = ("csrc/backend.cpp", "csrc/messages.cpp")
+        return [*(Source(path, flags=("-O1",)) for path in callers), *TRANSPORT]
+
+    def define(self) -> None:
+        """Does nothing: the backend has no operator."""
+
+    def module(self) -> ModuleType:
+        module: ModuleType = load_backend()
+        return module
+
+
+def load_backend() -> Any:
+    """Returns the native module. The first rank builds it if needed; the others wait.
+
+    Raises:
+        CompilerNotFoundError: the module is not built yet, and there is no compiler.
+        InvalidEnvironmentError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
+        OpBuildError: the module does not compile.
+        OpLockTimeoutError: another process did not finish building it in time.
+        OSError: the built library cannot be loaded from its folder.
+    """
+    with _lock:
+        if not _loaded:
+            isa = chosen_isa()
+            builder = ShmBackendBuilder()
+            reason = store.unloadable_reason() if builder.built_library() is None else None
+            library = builder.build() if reason is None else None
+            if library is None:
+                raise CompilerNotFoundError(reason)
+            module = builder.import_library(library)
+            module.use_isa(isa)
+            _loaded.append(module)
+        return _loaded[0]
+
 
 NAME = "shm"
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from acclimate.comm.op_store import require_rank, store_for
+from acclimate.comm.rendezvous import require_rank, store_for
 from acclimate.errors import OpBuildError
 from acclimate.ops import registry
 from acclimate.ops.build.builder import OpBuilder

@@ -1,4 +1,4 @@
-"""The ranks of a group agree on their shared memory through the group's store."""
+"""The ranks of a group find each other, and agree on their shared memory, through a store."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
 from acclimate.comm import memory
 from acclimate.comm.memory import Geometry, SharedMemory
-from acclimate.errors import AcclimateError, GroupCreationError
+from acclimate.errors import AcclimateError, GroupCreationError, InvalidEnvironmentError, InvalidRankError
 from acclimate.host import topology
 from acclimate.host.process_status import stat_fields
 
@@ -224,3 +229,32 @@ def _host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = ":".join(str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("pid", "net"))
     return f"{boot}:{spaces}"
+
+
+def require_rank(size: int, rank: int) -> None:
+    """Checks that ``rank`` is a rank of a group of ``size`` ranks.
+
+    Raises:
+        InvalidRankError: ``rank`` is not from 0 to ``size`` - 1.
+    """
+    if not 0 <= rank < size:
+        raise InvalidRankError(f"rank is {rank}, but must be from 0 to {size - 1}, as size is {size}.")
+
+
+def store_for(op: str, number: int, size: int, rank: int) -> Any:
+    """Returns the store of one group of an op, of which this process created ``number`` groups before."""
+    return distributed_c10d.PrefixStore(f"acclimate/{op}/{number}", _shared(size, rank))
+
+
+def _shared(size: int, rank: int) -> Any:
+    if dist.is_initialized() and dist.get_world_size() == size:
+        return distributed_c10d._get_default_store()
+    if size > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        raise InvalidEnvironmentError(
+            "initialize() does not know where the ranks find each other. Call acclimate.init_distributed() "
+            "first, or set MASTER_ADDR and MASTER_PORT."
+        )
+    if size == 1:
+        return torch._C._distributed_c10d.HashStore()
+    store, _, _ = next(rendezvous("env://", rank, size))
+    return store

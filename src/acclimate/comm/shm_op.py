@@ -12,10 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from acclimate.comm.backend import gloo_instead
-from acclimate.comm.native import TRANSPORT, TransportBuilder
-from acclimate.comm.op_store import require_rank, store_for
-from acclimate.comm.rendezvous import Rendezvous, are_on_one_host, why_not_shared
+from acclimate.comm.backend import TRANSPORT, TransportBuilder, gloo_instead
+from acclimate.comm.rendezvous import Rendezvous, are_on_one_host, require_rank, store_for, why_not_shared
 from acclimate.errors import InvalidEnvironmentError, UnsupportedError
 from acclimate.ops import registry
 from acclimate.ops.build.recipe import Source

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
-from acclimate.imports import trial
+from acclimate.imports import containment
 from acclimate.imports.containment import VendorCodeError, contained, output_to_stderr
 from acclimate.imports.fork_safe_lock import ForkSafeLock
 
@@ -139,7 +139,7 @@ def package_for(device_type: str) -> str | None:
     if not device_type.isidentifier():
         return None
     usual = (f"torch_{device_type}", f"torch{device_type}", f"torch_{device_type}_backend")
-    return next((package for package in usual if trial.origin_of(package)), None)
+    return next((package for package in usual if containment.origin_of(package)), None)
 
 
 def failure_of(package: str) -> str | None:
@@ -149,7 +149,7 @@ def failure_of(package: str) -> str | None:
 
 def _try(name: str, load: Callable[[], Any]) -> None:
     """Loads a package in a child and records a failure."""
-    reason = _failures.get(name) or trial.why_it_fails(name, load)
+    reason = _failures.get(name) or containment.why_it_fails(name, load)
     if reason is not None:
         _failures[name] = reason
 

@@ -1,15 +1,21 @@
-"""Generates text from a prompt, token by token, and measures the run."""
+"""Generates text from a prompt, token by token, and measures the run.
+
+Ctrl-C stops all ranks that share a model at the same token. If one rank stopped earlier, the others would
+wait for it in a collective, where they cannot handle Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from acclimate.accelerator import Accelerator
 from acclimate.errors import (
     AcclimateError,
     CorruptModelError,
@@ -18,13 +24,12 @@ from acclimate.errors import (
     UnsupportedModelError,
     excerpt,
 )
+from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.loading.load import load_model
 from acclimate.llm.loading.loaded_model import LoadedModel, is_panic, memory_errors
 from acclimate.llm.quiet import first_line, quiet_transformers, why_unusable
-from acclimate.llm.ranks import is_lost_rank
-from acclimate.llm.shared_interrupt import shared_interrupt
-from acclimate.llm.text.stop_texts import StopTexts
-from acclimate.llm.text.tokenizers import Message, NoTemplateError, TextStream
+from acclimate.llm.ranks import ModelRanks, is_lost_rank
+from acclimate.llm.text.tokenizers import Message, NoTemplateError, StopTexts, TextStream
 from acclimate.llm.text_options import CHAT_TEMPERATURE, DEFAULT_MAX_NEW_TOKENS, TextOptions
 
 logger = logging.getLogger("acclimate.llm")
@@ -463,3 +468,38 @@ def _result(
         peak_memory_bytes=loaded.accelerator.max_memory_allocated(),
         cached_tokens=cached,
     )
+
+
+@contextlib.contextmanager
+def shared_interrupt(ranks: ModelRanks, accelerator: Accelerator) -> Iterator[Callable[[], None]]:
+    """Defers SIGINT in the ``with`` block; yields a function that all ranks call to raise it together.
+
+    SIGINT is then handled by the program's own handler; if that raises nothing, the ranks continue. A second
+    SIGINT is handled immediately. Nothing is deferred with one rank, or if SIGINT has no handler in Python.
+    """
+    if ranks.size == 1:
+        yield lambda: None
+        return
+    with interrupts_deferred(most=1) as handle_received:
+        if handle_received is None:
+            yield lambda: None
+            return
+        import torch
+        import torch.distributed as dist
+
+        told = torch.zeros(1, device=accelerator.current_device_name())
+
+        def check() -> None:
+            raised: BaseException | None = None
+            try:
+                handle_received()
+            except BaseException as error:  # noqa: BLE001 - raised below, once the other ranks know
+                raised = error
+            told.fill_(raised is not None)
+            dist.all_reduce(told, group=ranks.group)
+            if raised is not None:
+                raise raised
+            if told.item():
+                raise KeyboardInterrupt
+
+        yield check

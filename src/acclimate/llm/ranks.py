@@ -94,7 +94,7 @@ def join_model_ranks(accelerator: Accelerator, tp_size: int | None) -> ModelRank
     import torch.distributed as dist
 
     from acclimate.comm import init_distributed
-    from acclimate.comm.ranks import find_place
+    from acclimate.comm.init import find_place
 
     started = dist.is_available() and dist.is_initialized()
     place = None if started else find_place(os.environ)

@@ -1,4 +1,4 @@
-"""Promises of acclimate.launch.binding.affinity, kept by real processes that bind themselves and execute."""
+"""Promises of a binding, kept by real processes that bind themselves and execute."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from pathlib import Path
 import pytest
 
 from acclimate.host.topology import format_cpu_list, read_topology
-from acclimate.launch.binding import affinity
-from acclimate.launch.binding.affinity import apply_binding
-from acclimate.launch.binding.cores import RankBinding, bind_ranks
+from acclimate.launch.binding import cores
+from acclimate.launch.binding.cores import RankBinding, apply_binding, bind_ranks
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="binding is by system calls of Linux"
 )
 
-SRC = Path(affinity.__file__).parents[3]
+SRC = Path(cores.__file__).parents[3]
 
 # Binds itself, then becomes another program, which tells how it is bound.
 BOUND = """
 import json, os, sys
 from acclimate.launch.binding.cores import RankBinding
-from acclimate.launch.binding.affinity import apply_binding
+from acclimate.launch.binding.cores import apply_binding
 {before}
 warning = apply_binding(RankBinding({binding}))
 tell = '''
@@ -60,7 +59,7 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(Program(len(code
     os._exit(77)
 """
 SET_AFFINITY = {"x86_64": 203, "aarch64": 122}.get(platform.machine())
-SET_MEMPOLICY = affinity._CALL_NUMBER
+SET_MEMPOLICY = cores._CALL_NUMBER
 
 
 def bound(binding: RankBinding, before: str = "") -> tuple[str, list[int], list[str]]:
@@ -204,7 +203,7 @@ def test_a_forked_child_binds_itself_and_not_its_parent() -> None:
 
 
 def test_a_processor_whose_system_calls_are_not_known_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "_CALL_NUMBER", None)
+    monkeypatch.setattr(cores, "_CALL_NUMBER", None)
     binding = RankBinding(tuple(os.sched_getaffinity(0)), 1, (0,), None)
     assert apply_binding(binding) == (
         "memory is not bound to memory nodes: set_mempolicy is refused"

@@ -79,7 +79,7 @@ def settings(slurm_jobs: Jobs) -> list[str]:
 
 _PLACE = """
 import os
-from acclimate.comm.ranks import find_place, master_address
+from acclimate.comm.init import find_place, master_address
 place = find_place(os.environ)
 numbers = place and (place.rank, place.world_size, place.local_rank, place.local_size)
 print(numbers and (*numbers, *master_address(place, os.environ)))

@@ -29,7 +29,7 @@ from acclimate.llm.decode.cache import StepCache
 from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
-from acclimate.llm.kernels import native as kernels
+from acclimate.llm.kernels import builder as kernels
 from acclimate.llm.read_tokens import RemembersTexts
 from acclimate.ops import simd
 

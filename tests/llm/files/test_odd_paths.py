@@ -16,7 +16,7 @@ from acclimate.cli import main
 from acclimate.errors import ModelNotFoundError
 from acclimate.llm import generate
 from acclimate.llm.files.folder import check_model_folder
-from acclimate.llm.loading.empty_model import empty_model
+from acclimate.llm.loading.deferred_model import empty_model
 from acclimate.llm.loading.locate import local_model
 from quick_parameters import quick
 

@@ -18,7 +18,7 @@ from architectures import tiny_model
 import acclimate
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep, _ProgramWriter
-from acclimate.llm.kernels import PackedWeight, native
+from acclimate.llm.kernels import PackedWeight, builder
 from acclimate.llm.kernels.formats import WEIGHT_FORMATS
 
 Q4_K = WEIGHT_FORMATS["q4_k"]
@@ -28,7 +28,7 @@ LARGE = [2**40 + 1, 2**60, 2**62, 2**63 - 1, -1, -256, -(2**63)]
 @pytest.mark.parametrize("rows", LARGE)
 @pytest.mark.parametrize("columns", [256, -256, 2**62, 2**40 + 256])
 def test_blocks_of_a_negative_or_overflowing_shape_are_refused(rows: int, columns: int) -> None:
-    native.load("cpu")
+    builder.load("cpu")
     block = torch.zeros(Q4_K.gguf_bytes, dtype=torch.uint8)
     # The product of -1 rows and -256 columns is that of one block.
     with pytest.raises(RuntimeError, match="do not match"):
@@ -118,7 +118,7 @@ def test_a_step_says_that_a_token_has_no_row(step: NativeStep, token: int) -> No
 
 @pytest.mark.parametrize("numbers", [[], [0], [0, 8, 1], [5] * 200, [-1] * 200, [2**62] * 200])
 def test_numbers_that_describe_no_decoder_are_refused(numbers: list[int]) -> None:
-    native.load("cpu")
+    builder.load("cpu")
     with pytest.raises(RuntimeError):
         torch.ops.acclimate.decode_start(torch.tensor(numbers, dtype=torch.long))
 

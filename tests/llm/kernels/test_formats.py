@@ -12,7 +12,7 @@ import torch
 from weights import make
 
 from acclimate.errors import WeightError
-from acclimate.llm.kernels import PackedWeight, layout, native, operators
+from acclimate.llm.kernels import PackedWeight, builder, layout, operators
 from acclimate.llm.kernels.formats import (
     GGUF_FORMATS,
     TABLE,
@@ -121,7 +121,7 @@ def test_every_format_has_a_kernel_in_each_instruction_set(kind: WeightFormat, i
 
 @pytest.mark.parametrize("number", [len(WEIGHT_FORMATS) + 1, -1, 2**32, 2**32 + 1, -(2**63)])
 def test_a_number_of_no_format_is_refused_in_python_and_in_native_code(number: int) -> None:
-    native.load("cpu")
+    builder.load("cpu")
     weight, _ = make("int8", 20, 64)
     with pytest.raises(RuntimeError, match="no weight format with the number"):
         torch.ops.acclimate.packed_linear(torch.randn(2, 64), weight.data, None, number, 20, 64)

@@ -23,12 +23,14 @@ SOURCES = Path(acclimate.llm.kernels.__file__).parent / "csrc"
 
 def built(folder: Path, compiler: str, machine: str, warnings: Sequence[str] = ()) -> str:
     """The program of check_kernels.cpp, for a kind of processor."""
-    sources = {SOURCES / "linear.cpp": (), SOURCES / "gguf_pack.cpp": ()}
-    for name, own in kernel_flags(machine).items():
-        sources[SOURCES / f"kernels_{name}.cpp"] = own
-    sources[Path(__file__).with_name("check_kernels.cpp")] = ()
-    objects = [str(folder / f"{source.stem}.o") for source in sources]
-    for (source, own), result in zip(sources.items(), objects, strict=True):
+    sources: list[tuple[Path, tuple[str, ...]]] = [
+        (SOURCES / "linear.cpp", ()),
+        (SOURCES / "gguf_pack.cpp", ()),
+        (Path(__file__).with_name("check_kernels.cpp"), ()),
+        *((SOURCES / "kernels.cpp", own) for own in kernel_flags(machine).values()),
+    ]
+    objects = [str(folder / f"{number}.{source.stem}.o") for number, (source, _) in enumerate(sources)]
+    for (source, own), result in zip(sources, objects, strict=True):
         command = [compiler, "-std=c++20", "-O2", *warnings, f"-I{SOURCES}",
                    *CPUInferenceBuilder().cxx_args(), *own, "-c", str(source), "-o", result]  # fmt: skip
         subprocess.run(command, check=True)

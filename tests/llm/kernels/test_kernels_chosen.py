@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from acclimate.llm.kernels.builder import CPUInferenceBuilder
-from acclimate.llm.kernels.native import kernels_chosen
+from acclimate.llm.kernels.builder import CPUInferenceBuilder, kernels_chosen
 from acclimate.ops import simd
 
 

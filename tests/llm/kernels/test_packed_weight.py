@@ -15,7 +15,7 @@ from weights import DENSE, FORMATS, gguf_blocks, make, whole_columns
 from acclimate import get_accelerator
 from acclimate.errors import WeightError
 from acclimate.host.topology import processor_limit
-from acclimate.llm.kernels import GGUF_FORMATS, PackedWeight, native, operators
+from acclimate.llm.kernels import GGUF_FORMATS, PackedWeight, builder, operators
 from acclimate.llm.kernels.formats import OWN_FORMATS
 from acclimate.ops import simd
 from fresh_process import FreshProcesses
@@ -62,7 +62,7 @@ def check_product(
 
 @pytest.fixture
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.load("cpu")
+    builder.load("cpu")
     torch.ops.acclimate.inference_use_isa(simd.isa_number(request.param))
     yield request.param
     torch.ops.acclimate.inference_use_isa(simd.BEST)
@@ -187,7 +187,7 @@ def test_no_rows_no_columns_and_more_rows_than_the_kernel_takes(rows: int) -> No
 def test_many_rows_give_the_bits_of_few_with_a_kernel_and_torchs_values_beside_tiles(
     dtype: torch.dtype, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "multiplies_many_rows", lambda device_type: not has_tiles)
+    monkeypatch.setattr(builder, "multiplies_many_rows", lambda device_type: not has_tiles)
     for kind in ("int8", "q4_k", "q6_k"):
         weight, values = make(kind, 300, 256)
         x = torch.randn(555, 256).to(dtype)  # more than are prepared at a time
@@ -297,9 +297,9 @@ def test_compiled_code_keeps_the_product_in_its_graph(kind: str) -> None:
 
 
 def test_the_accelerator_finds_the_op_by_name() -> None:
-    builder = get_accelerator().create_op_builder("InferenceBuilder")
-    assert builder is not None
-    assert builder.load().PackedWeight is PackedWeight
+    op_builder = get_accelerator().create_op_builder("InferenceBuilder")
+    assert op_builder is not None
+    assert op_builder.load().PackedWeight is PackedWeight
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.llm.kernels import native
+from acclimate.llm.kernels import builder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "comm"))
 
 from cpp_programs import cpp_compiler
 
-SOURCE = Path(native.__file__).parent / "csrc"
+SOURCE = Path(builder.__file__).parent / "csrc"
 PROGRAM = Path(__file__).with_name("team_of_threads.cpp")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.llm.kernels import native
+from acclimate.llm.kernels import builder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "comm"))
 
@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("steps_of_threads.cpp")
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(native.__file__).parent / "csrc"
+    source = Path(builder.__file__).parent / "csrc"
     return compiled(tmp_path_factory.mktemp("choice"), PROGRAM, flags=("-O1", f"-I{source}"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from acclimate.llm.kernels import layout, native
+from acclimate.llm.kernels import builder, layout
 from acclimate.llm.kernels.formats import WEIGHT_FORMATS
 from acclimate.llm.kernels.words import AWQ, BY_ROW, BY_WORD, from_words
 
@@ -25,7 +25,7 @@ CASES = [
 @pytest.mark.parametrize(("held", "kind", "bits"), CASES)
 def test_native_code_packs_words_as_plain_torch_does(held: str, kind: str, skip: int, bits: int) -> None:
     (order, shape), form = HELD[held], WEIGHT_FORMATS[kind]
-    native.load("cpu")
+    builder.load("cpu")
     words = torch.randint(-(2**31), 2**31, shape).to(torch.int32)
     n, k = (37, 65) if order == AWQ else (37, 9 * 32 // bits - skip)
     random = {f.name: torch.randn(n, f.parts(form.padded(k))).mul(9).to(f.dtype) for f in form.fields}
@@ -53,7 +53,7 @@ def test_native_code_packs_words_as_plain_torch_does(held: str, kind: str, skip:
     ],
 )
 def test_words_that_do_not_match_are_refused(changes: dict[str, object], message: str) -> None:
-    native.load("cpu")
+    builder.load("cpu")
     form = WEIGHT_FORMATS["uint4"]
     zeros = {f.name: torch.zeros(37, f.parts(96), dtype=f.dtype) for f in form.fields}
     usual = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acclimate.llm.text.stop_texts import StopTexts
+from acclimate.llm.text.tokenizers import StopTexts
 
 
 @given(st.text("ab#", max_size=30), st.lists(st.text("ab#", min_size=1, max_size=4), max_size=3), st.data())

@@ -1,6 +1,8 @@
 // One rank's side of a group. In each round every rank publishes its contribution and waits for every other.
 #pragma once
 
+#include <sys/types.h>
+
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -9,7 +11,6 @@
 
 #include "call.h"
 #include "layout.h"
-#include "peers.h"
 #include "route.h"
 
 namespace acclimate_comm {
@@ -34,6 +35,25 @@ struct Geometry {
   size_t slot_bytes;
   size_t ring_bytes;
 };
+
+// The processes of a group's ranks: which of them still run.
+class Peers {
+ public:
+  explicit Peers(const std::vector<pid_t>& pids);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  bool runs(int rank) const;
+  pid_t pid(int rank) const { return pids_[rank]; }
+
+ private:
+  std::vector<pid_t> pids_;
+  std::vector<int> descriptors_;  // pidfds; -1 if the system has none
+};
+
+// A number that each fork increments in the child, so that a group can detect that it is used after a fork.
+unsigned fork_generation();
 
 class Group {
  public:

@@ -8,6 +8,7 @@ namespace acclimate_comm {
 
 using acclimate::Isa;
 
+// Of reduce_kernels.cpp, compiled for each set.
 Reduce find_reduce_plain(Dtype dtype, Op op);
 #if defined(__x86_64__)
 Reduce find_reduce_avx2(Dtype dtype, Op op);

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from acclimate.errors import EngineNotFoundError, LaunchOptionError, excerpt
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.engines.mpi import IntelMpi, Mpich, OpenMpi
-from acclimate.launch.engines.pdsh import Pdsh
 from acclimate.launch.engines.slurm import Slurm
-from acclimate.launch.engines.ssh import Ssh
+from acclimate.launch.engines.ssh import Pdsh, Ssh
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
 

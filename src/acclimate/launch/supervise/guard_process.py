@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NoReturn
 
-from acclimate.launch.binding.affinity import apply_binding
+from acclimate.launch.binding.cores import apply_binding
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes

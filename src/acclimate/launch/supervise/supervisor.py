@@ -22,9 +22,8 @@ from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.supervise import processes
-from acclimate.launch.supervise.guard import Guard
 from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S, GuardSettings
-from acclimate.launch.supervise.rank_process import RankProcess, count_kills
+from acclimate.launch.supervise.rank_process import Guard, RankProcess, count_kills
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
 

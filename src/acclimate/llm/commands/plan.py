@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from acclimate.llm.loading.loaded_model import require_transformers
 
     require_transformers()  # before any other import of it
-    from acclimate.llm.loading.empty_model import empty_model
+    from acclimate.llm.loading.deferred_model import empty_model
     from acclimate.llm.quiet import quiet_transformers
     from acclimate.llm.split import make_plan
 

@@ -46,7 +46,7 @@ from acclimate.llm.decode.modules import bias_of, packed_stacks, packed_weight, 
 from acclimate.llm.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.llm.decode.trace import Trace
 from acclimate.llm.deferred_sigint import interrupts_deferred
-from acclimate.llm.kernels.native import prefills
+from acclimate.llm.kernels.builder import prefills
 from acclimate.llm.kernels.torch_threads import kernel_threads
 from acclimate.selection import get_accelerator
 

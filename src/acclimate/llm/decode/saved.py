@@ -29,7 +29,7 @@ from acclimate.llm.decode.modules import packed_stacks, packed_weight
 from acclimate.llm.decode.program import Value
 from acclimate.llm.decode.tables import OPERATORS, PositionColumns
 from acclimate.llm.decode.users_code import variables_read
-from acclimate.llm.kernels.native import kernels_chosen
+from acclimate.llm.kernels.builder import kernels_chosen
 from acclimate.llm.split.saved_plans import plan_key
 
 _DECODERS = TextCache(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import WeightError
-from acclimate.llm.kernels import native
+from acclimate.llm.kernels import builder
 from acclimate.llm.kernels.formats import GROUP_ROWS, WEIGHT_FORMATS
 from acclimate.llm.kernels.packed_weight import PackedWeight
 
@@ -30,7 +30,7 @@ class PackedStack:
     """Whether the tensor that it stands for is experts x inputs x outputs."""
 
     def __post_init__(self) -> None:
-        native.load(self.data.device.type)
+        builder.load(self.data.device.type)
 
     @staticmethod
     def quantize(weight: Tensor, weight_format: str, *, is_turned: bool = False) -> PackedStack:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from acclimate.errors import WeightError
 from acclimate.host import huge_pages
-from acclimate.llm.kernels import layout, native
+from acclimate.llm.kernels import builder, layout
 from acclimate.llm.kernels.formats import (
     DENSE,
     DENSE_DTYPES,
@@ -54,9 +54,9 @@ class PackedWeight:
 
     def __post_init__(self) -> None:
         device_type = self.data.device.type
-        native.load(device_type)
+        builder.load(device_type)
         # Checked here, since compiled code cannot: torch computes dense products of many rows.
-        has_kernel = self.format != DENSE and native.multiplies_many_rows(device_type)
+        has_kernel = self.format != DENSE and builder.multiplies_many_rows(device_type)
         object.__setattr__(self, "_has_kernel_for_many", has_kernel)
 
     # -- constructors ----------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class PackedWeight:
         """
         kind = WEIGHT_FORMATS[weight_format]
         n, k = shape
-        native.load("cpu")
+        builder.load("cpu")
         groups, done = -(-n // GROUP_ROWS), 0
         data = torch.empty(0, dtype=torch.uint8)
         for words, fields in pieces:
@@ -157,7 +157,7 @@ class PackedWeight:
                 f"A {block_type} tensor of shape [{n}, {k}] has {n * row_bytes} bytes of dtype torch.uint8, "
                 f"not {blocks.numel()} of {blocks.dtype}."
             )
-        native.load(blocks.device.type)
+        builder.load(blocks.device.type)
         rows = blocks.reshape(n, row_bytes)
         return PackedWeight(name, torch.ops.acclimate.packed_from_gguf(rows, kind.number, n, k), (n, k))
 

@@ -331,8 +331,8 @@ class FewRowLinear(nn.Linear):
 
     def _has_kernel(self, input: torch.Tensor) -> bool:
         """Whether there is a kernel for the weight, which ``module.to(…)`` may have changed, and an input."""
+        from acclimate.llm.kernels.builder import WITH_KERNELS
         from acclimate.llm.kernels.formats import DENSE_DTYPES
-        from acclimate.llm.kernels.native import WITH_KERNELS
 
         is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
         if type(self.weight) is not nn.Parameter:  # a class of its own may multiply otherwise

@@ -49,13 +49,13 @@ def check_cache_dtype(name: Any) -> None:
 
 def has_kernels(device: str) -> bool:
     """Whether there are native kernels for packed weights on a device; builds them when first asked."""
-    from acclimate.llm.kernels import native
+    from acclimate.llm.kernels import builder
 
     device_type = device.partition(":")[0]
-    if device_type not in native.WITH_KERNELS:
+    if device_type not in builder.WITH_KERNELS:
         return False
     try:
-        native.load(device_type)
+        builder.load(device_type)
     except OpBuildError as error:
         logger.warning("models run without native kernels: %s", error)
         return False

@@ -52,7 +52,7 @@ class AsyncIOBuilder(OpBuilder):
         registry.define(_SCHEMAS)
 
     def module(self) -> ModuleType:
-        return import_module("acclimate.ops.aio.functions")  # by name: its handles load this library
+        return import_module("acclimate.ops.aio.handle")  # by name: its handles load this library
 
 
 def load_native() -> bool:

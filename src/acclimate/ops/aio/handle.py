@@ -1,4 +1,4 @@
-"""The handle that reads tensors from files and writes them."""
+"""The handle that reads tensors from files and writes them, and DeepSpeed's functions for it."""
 
 from __future__ import annotations
 
@@ -418,3 +418,53 @@ def _async_keyword(method: str, keywords: dict[str, bool], async_op: bool) -> bo
     if keywords and async_op and not keywords["async"]:
         raise TypeError(f"{method}() got async=False and async_op=True")
     return keywords.get("async", async_op)
+
+
+aio_handle = AsyncIOHandle
+
+
+def aio_read(
+    buffer: torch.Tensor,
+    filename: Path,
+    block_size: int,
+    queue_depth: int,
+    single_submit: bool,
+    overlap_events: bool,
+    validate: bool,
+) -> int:
+    """Reads a whole file, which must be as long as the buffer. Returns 0.
+
+    Arguments and errors as for :class:`AsyncIOHandle` and its ``read``.
+    """
+    with AsyncIOHandle(block_size, queue_depth, single_submit, overlap_events) as handle:
+        return handle.read(buffer, filename, validate)
+
+
+def aio_write(
+    buffer: torch.Tensor,
+    filename: Path,
+    block_size: int,
+    queue_depth: int,
+    single_submit: bool,
+    overlap_events: bool,
+    validate: bool,
+) -> int:
+    """Writes a tensor to the beginning of a file. Returns 0.
+
+    Arguments and errors as for :class:`AsyncIOHandle` and its ``write``.
+    """
+    with AsyncIOHandle(block_size, queue_depth, single_submit, overlap_events) as handle:
+        return handle.write(buffer, filename, validate)
+
+
+def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor) -> int:
+    """Copies a host tensor to another with as many elements, on all of torch's threads. Returns 0.
+
+    Raises:
+        AsyncIOSettingError: the numbers of elements differ.
+    """
+    if dest.numel() != src.numel():
+        raise AsyncIOSettingError(f"{src.numel()} elements do not fit a tensor of {dest.numel()}.")
+    with torch.no_grad():
+        dest.copy_(src.reshape(dest.shape))
+    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 import sys
 import threading
 from collections.abc import Sequence
@@ -249,9 +250,7 @@ class OpBuilder:
         Pass it as ``ext_modules=[…]``, with ``cmdclass={"build_ext": accelerator.build_extension()}``.
         :meth:`load` finds the result by the key of its source, so a changed source is never ignored.
         """
-        from acclimate.ops.build.ahead_of_time import OpExtension
-
-        return OpExtension(self.recipe(), type(self).__module__.rpartition(".")[0])
+        return _extension(self.recipe(), type(self).__module__.rpartition(".")[0])
 
     # -- how the library is found ----------------------------------------------------------------
 
@@ -380,3 +379,30 @@ class OpBuilder:
 @functools.cache  # asked for each source, at each load
 def _folder_of(file: str) -> Path:
     return Path(file).resolve().parent
+
+
+def _extension(recipe: Recipe, package: str) -> Any:
+    from setuptools import Extension  # slow, and few programs need it
+
+    class OpExtension(Extension):  # type: ignore[misc]
+        """The library of one op, installed beside its builder's module.
+
+        Its name contains the key of its source, so ``load()`` ignores it once the source has changed.
+        """
+
+        def build_to(self, target: Path) -> None:
+            """Compiles the op into the cache, as ``load()`` would, and copies it.
+
+            The command of ``build_extension()`` calls this.
+            """
+            shutil.copy(store.obtain(recipe, recipe.key(store.versions(recipe))), target)
+
+    return OpExtension(
+        name=".".join(part for part in (package, recipe.full_name) if part),
+        sources=[_relative(unit.path) for unit in recipe.units],
+    )
+
+
+def _relative(path: Path) -> str:
+    """Returns the path as setuptools wants it: relative, if it is below the working directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.base import GroupOptimizer, Parameters
+from acclimate.ops.optimizers.base import GroupOptimizer, Parameters, square_root, update_group
 from acclimate.ops.optimizers.builders import CPUAdagradBuilder
-from acclimate.ops.optimizers.plain_group import square_root, update_group
 from acclimate.ops.registry import define_in_place
 
-# csrc/adagrad_call.h reads the arguments in this order.
+# csrc/adagrad.cpp reads the arguments in this order.
 SCHEMA = (
     "adagrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] sums, Tensor(c!)[] steps, "
     "Tensor(d!)[] outputs, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize=False, "

@@ -14,10 +14,16 @@ from torch import Tensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
+from acclimate.ops.optimizers.base import (
+    FusedOptimizer,
+    GroupOptimizer,
+    Parameters,
+    rows,
+    square_root,
+    update_group,
+)
 from acclimate.ops.optimizers.builders import CPUAdamBuilder, FusedAdamBuilder
 from acclimate.ops.optimizers.checks import are_laid_out_alike, check_sizes
-from acclimate.ops.optimizers.plain_group import rows, square_root, update_group
 from acclimate.ops.registry import define_in_place
 
 # csrc/adam.cpp and csrc/adam.cu read the arguments in this order.

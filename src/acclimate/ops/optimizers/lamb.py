@@ -13,9 +13,8 @@ from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.base import GroupOptimizer, GroupTensors, Parameters
+from acclimate.ops.optimizers.base import GroupOptimizer, GroupTensors, Parameters, update_group
 from acclimate.ops.optimizers.builders import FusedLambBuilder
-from acclimate.ops.optimizers.plain_group import update_group
 from acclimate.ops.registry import define_in_place
 
 # csrc/lamb.cu reads the arguments in this order.

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
+from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters, update_group
 from acclimate.ops.optimizers.builders import CPULionBuilder, FusedLionBuilder
-from acclimate.ops.optimizers.plain_group import update_group
 from acclimate.ops.registry import define_in_place
 
 # csrc/lion_call.h reads the arguments in this order.

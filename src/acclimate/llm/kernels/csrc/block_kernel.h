@@ -1,7 +1,7 @@
 // Quantised weights times inputs in 8 bits, for the vectors of one instruction set; included after simd_*.h.
-#include "codes.h"
 #include "kernels.h"
 #include "layout.h"
+#include "values_kernel.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 
-#include "clones.h"
 #include "rounding.h"
 
 namespace acclimate::inference::decode {

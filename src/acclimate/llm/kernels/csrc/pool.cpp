@@ -18,8 +18,7 @@
 #include <unistd.h>
 #endif
 
-#include "../../../ops/csrc/processors.h"
-#include "../../../ops/csrc/relax.h"
+#include "../../../ops/csrc/spinning.h"
 
 namespace acclimate::inference {
 

@@ -1,12 +1,77 @@
-// The values of quantised weights, for the vectors of one instruction set; included after simd_*.h.
+// The codes, scales and values of quantised weights, for the vectors of one instruction set; included after
+// simd_*.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
 #include <utility>
 
-#include "codes.h"
 #include "kernels.h"
 #include "layout.h"
-#include "scales.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
+
+// The codes of quad `quad` of a block, or the numbers that they stand for.
+template <int bits, int quad, Codebook codebook>
+inline Bytes codes_of(const uint8_t* block) {
+  if constexpr (bits == 8) {
+    return load_bytes(block + 64 * quad);
+  } else {
+    const Bytes both = load_bytes(block + 64 * (quad % 4));
+    const Bytes low = quad < 4 ? low_bits(both) : high_bits(both);
+    if constexpr (bits == 5) {
+      return with_bit<quad>(low, load_bytes(block + 256));
+    } else if constexpr (bits == 6) {
+      return with_bits<2 * (quad % 4)>(low, load_bytes(block + 256 + 64 * (quad / 4)));
+    } else if constexpr (codebook != Codebook::none) {
+      static constexpr std::array<uint8_t, 16> numbers = numbers_of(codebook);
+      return look_up(numbers.data(), low);
+    } else {
+      return low;
+    }
+  }
+}
+
+// A value is code * first + low, and code * second + low from column 16 of the block on; for the 16 rows of a
+// group.
+struct BlockScales {
+  Floats first, second, low;
+};
+
+// at: the result of offsets_of() for the group's blocks.
+template <WeightFormat format>
+inline BlockScales scales_of_block(const uint8_t* group, const Offsets& at, int64_t b) {
+  constexpr Layout layout = layout_of(format);
+  Floats first, low = zero();
+  if constexpr (layout.scales == Scales::row) {
+    first = load_f32(group);
+  } else if constexpr (layout.scales == Scales::row_and_block) {
+    first = mul(load_u8(group + at.block_scale + b * 16), load_f32(group));
+    low = mul(mul(load_u8(group + at.block_low + b * 16), load_f32(group + at.low_scale)), -1.0f);
+  } else if constexpr (layout.scales == Scales::super_block) {
+    first = mul(load_u8(group + at.block_scale + b * 16), load_f16(group + b / 8 * 32));
+    low =
+        mul(mul(load_u8(group + at.block_low + b * 16), load_f16(group + at.low_scale + b / 8 * 32)), -1.0f);
+  } else if constexpr (layout.scales == Scales::super_half_block) {
+    first = mul(load_i8(group + at.block_scale + b * 32), load_f16(group + b / 8 * 32));
+  } else if constexpr (layout.scales == Scales::super_signed_block) {
+    first = mul(load_i8(group + at.block_scale + b * 16), load_f16(group + b / 8 * 32));
+  } else if constexpr (layout.scales == Scales::exponent) {
+    first = load_exponents(group + b * 16);
+  } else {
+    first = load_f16(group + b * 32);
+    if constexpr (layout.scales == Scales::block_and_low) {
+      low = load_f16(group + at.low + b * 32);
+    } else if constexpr (layout.scales == Scales::block_and_zero) {
+      low = mul(mul(load_i8(group + at.zero + b * 16), first), -1.0f);
+    }
+  }
+  Floats second = first;
+  if constexpr (layout.scales == Scales::super_half_block) {
+    second = mul(load_i8(group + at.block_scale + b * 32 + 16), load_f16(group + b / 8 * 32));
+  }
+  return {first, second, low};
+}
 
 // One block of a group as codes[row][column].
 template <int bits, Codebook codebook>

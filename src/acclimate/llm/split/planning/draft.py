@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from acclimate.errors import TiedSplitsError
 from acclimate.llm.split.plan import Change, Kind, Plan, Ranges, Source, Split
-from acclimate.llm.split.planning.shares import even_shares
+from acclimate.llm.split.planning.layouts import even_shares
 
 
 class Draft:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from acclimate.llm.split.planning.layouts import TOLERANCE
-from acclimate.llm.split.planning.shares import even_shares, kernel_multiple
+from acclimate.llm.split.planning.layouts import TOLERANCE, even_shares, kernel_multiple
 from acclimate.llm.split.tracing.calls import detached
 from acclimate.llm.split.tracing.trace import Trace
 

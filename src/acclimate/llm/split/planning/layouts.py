@@ -1,8 +1,9 @@
 """Distributes a region's units over ranks, and checks that the block between its sources and its sink works.
 
-A block runs compact if its code works with a rank's own heads, if necessary with other values of attributes
-such as ``num_heads``. Otherwise it runs padded: it sees zeros in place of the other ranks' columns. Before
-either is used, it is compared with the whole block on random numbers.
+Ranks get numbers of items that suit kernels. A block runs compact if its code works with a rank's own heads,
+if necessary with other values of attributes such as ``num_heads``. Otherwise it runs padded: it sees zeros in
+place of the other ranks' columns. Before either is used, it is compared with the whole block on random
+numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 
 from acclimate.llm.split.planning.choices import Choice, choices_of, column_orders, combinations, with_choices
 from acclimate.llm.split.planning.regions import Layout, Region
-from acclimate.llm.split.planning.shares import even_shares, kernel_multiple
 from acclimate.llm.split.tracing.trace import Trace
 
 MOST_TRIALS = 256
@@ -171,3 +171,23 @@ def _is_part(seen: Tensor, whole: Tensor, rows: list[int], padded: bool) -> bool
     expected = whole[..., rows]
     scale = max(1.0, float(whole.abs().max()))
     return seen.shape == expected.shape and bool(((seen - expected).abs() <= TOLERANCE * scale).all())
+
+
+def even_shares(count: int, size: int, multiple: int = 1) -> list[range]:
+    """Divides ``count`` consecutive items among ranks as evenly as possible.
+
+    All shares except one are multiples of ``multiple``.
+    """
+    blocks, rest = divmod(count, multiple)
+    counts = [(blocks // size + (rank < blocks % size)) * multiple for rank in range(size)]
+    counts[min(range(size), key=lambda rank: (counts[rank], rank))] += rest
+    stops = list(itertools.accumulate(counts))
+    return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+def kernel_multiple(count: int, size: int) -> int:
+    """Returns a multiple of columns that suits kernels, or 1 if it would make the ranks too uneven."""
+    return next(
+        (multiple for multiple in (64, 32, 16, 8) if count // multiple >= 4 * size and count % multiple == 0),
+        1,
+    )

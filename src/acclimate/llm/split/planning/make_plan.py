@@ -13,10 +13,17 @@ from acclimate.errors import BlockError, PlanError, TiedSplitsError
 from acclimate.llm.split.layers.intact import split_of
 from acclimate.llm.split.plan import Plan
 from acclimate.llm.split.planning.mapping import Styles, read_mapping, read_published_plan
-from acclimate.llm.split.planning.planner import Planner, entries_of, inside, joined, unreached_models
-from acclimate.llm.split.planning.reasons import kind_of, parents_of
+from acclimate.llm.split.planning.planner import (
+    Planner,
+    entries_of,
+    inside,
+    joined,
+    kind_of,
+    parents_of,
+    unreached_models,
+)
 from acclimate.llm.split.tracing.trace import Trace, traced
-from acclimate.llm.split.verify.verify_plan import verify_plan
+from acclimate.llm.split.verify import verify_plan
 
 
 def make_plan(

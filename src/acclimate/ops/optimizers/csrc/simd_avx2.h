@@ -4,7 +4,7 @@
 // instructions into code that runs on older machines.
 #include <immintrin.h>
 
-#include "step.h"
+#include "group.h"
 
 #define ACCLIMATE_TARGET __attribute__((target("avx2,f16c")))
 #define ACCLIMATE_INLINE inline __attribute__((always_inline)) ACCLIMATE_TARGET

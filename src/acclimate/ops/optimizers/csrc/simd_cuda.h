@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "step.h"
+#include "group.h"
 
 #define ACCLIMATE_INLINE __device__ __forceinline__
 #define ACCLIMATE_KERNEL __device__

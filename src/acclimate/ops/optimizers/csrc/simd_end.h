@@ -1,4 +1,4 @@
-// Closes the namespace that simd_plain.h, avx2.h, avx512.h, avx512_bf16.h or neon.h opened.
+// Closes the namespace that a simd_*.h opened.
 }
 
 #undef ACCLIMATE_INLINE

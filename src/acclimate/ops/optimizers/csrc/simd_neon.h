@@ -1,7 +1,7 @@
 // Opens namespace `neon`: four floats. simd_end.h closes it. Every 64-bit Arm has these instructions.
 #include <arm_neon.h>
 
-#include "step.h"
+#include "group.h"
 
 #define ACCLIMATE_INLINE inline __attribute__((always_inline))
 #define ACCLIMATE_KERNEL

@@ -4,7 +4,7 @@
 // instruction set and the fallback in torch give the same bits.
 #include <cmath>
 
-#include "step.h"
+#include "group.h"
 
 #define ACCLIMATE_INLINE inline __attribute__((always_inline))
 #define ACCLIMATE_KERNEL

@@ -1,12 +1,23 @@
-// Where threads run.
+// What threads that wait for each other in a loop need.
 #pragma once
 
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/types.h>
+#endif
 
 namespace acclimate {
 
+// Tells the processor that a thread spins.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+#if defined(__linux__)
 // Moves a thread (0: this one) from a processor to another that this thread may use. The system can leave two
 // threads that wait for each other on one processor for long, where each waits until the other one sleeps.
 inline void move_away(pid_t thread, int processor) {
@@ -22,6 +33,6 @@ inline void move_away(pid_t thread, int processor) {
     sched_setaffinity(thread, sizeof(all), &all);
   }
 }
+#endif
 
 }  // namespace acclimate
-#endif

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acclimate.launch.binding.group_search import Counts, GroupSearch
-from acclimate.launch.binding.numa_groups import NodeGroup, group_nodes
+from acclimate.launch.binding.numa_groups import Counts, GroupSearch, NodeGroup, group_nodes
 
 
 def lowest(group: list[int], others: Iterable[int]) -> int:

@@ -1,5 +1,6 @@
-// The kernels of every dtype and reduction. Each reduce_*.cpp includes this once and is compiled for one
-// instruction set. Everything here is local to its file, or the linker could pick the wrong copy.
+// The kernels of every dtype and reduction. This file is compiled once for each instruction set, and offers
+// its kernels through a function whose name ACCLIMATE_FIND_REDUCE says. Everything else is local to the
+// compilation, or the linker could pick the wrong copy.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -378,4 +379,11 @@ Reduce find_any(Dtype dtype, Op op) {
 #endif
 
 }  // namespace
+
+#if defined(ACCLIMATE_EVERY_DTYPE)
+Reduce ACCLIMATE_FIND_REDUCE(Dtype dtype, Op op) { return find_any(dtype, op); }
+#else
+Reduce ACCLIMATE_FIND_REDUCE(Dtype dtype, Op op) { return find_float(dtype, op); }
+#endif
+
 }  // namespace acclimate_comm

@@ -1,1 +1,0 @@
-"""`acclimate info`: this machine's accelerator and devices."""

@@ -1,1 +1,0 @@
-"""Compares the blocks of a plan, whole and split."""
