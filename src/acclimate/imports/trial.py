@@ -26,6 +26,8 @@ _LIMIT_S = 60.0
 _PRINTED_LINES = 3
 _LONGEST_REASON = 2000
 _MEMORY, _MOST_REMEMBERED = "imports.json", 64
+_DEVICE_MODULES = ("cuda", "hpu", "mtia", "xpu")
+"""Modules of the device types that torch names; out-of-tree devices share one more type."""
 
 
 def why_it_fails(name: str, load: Callable[[], Any]) -> str | None:
@@ -104,11 +106,20 @@ def _ending(status: int) -> str:
 
 
 def _device_is_in_use() -> bool:
-    """Whether this process has a device context, which a forked child cannot use."""
+    """Whether this process has a device context, which a forked child cannot use.
+
+    Does not ask ``torch.accelerator``: torch keeps its first answer, and would know no device that a package
+    adds later.
+    """
     torch = sys.modules.get("torch")
+    if torch is None:
+        return False
     try:
-        current = torch.accelerator.current_accelerator() if torch is not None else None
-        return current is not None and bool(torch.get_device_module(current).is_initialized())  # type: ignore[union-attr]
+        if torch.backends.mps.is_built():  # Metal does not tell
+            return True
+        names = (*_DEVICE_MODULES, torch._C._get_privateuse1_backend_name())
+        modules = [getattr(torch, name, None) for name in names]
+        return any(module.is_initialized() for module in modules if module is not None)
     except Exception:  # noqa: BLE001 - a vendor's module may lack the function, or fail
         return True
 
