@@ -26,8 +26,8 @@ _LIMIT_S = 60.0
 _PRINTED_LINES = 3
 _LONGEST_REASON = 2000
 _MEMORY, _MOST_REMEMBERED = "imports.json", 64
-_DEVICE_MODULES = ("cuda", "hpu", "mtia", "xpu")
-"""Modules of the device types that torch names; out-of-tree devices share one more type."""
+_NOT_OF_ONE_DEVICE = ("torch.accelerator", "torch.cpu")
+"""Modules with a count of devices that have no context of their own."""
 
 
 def why_it_fails(name: str, load: Callable[[], Any]) -> str | None:
@@ -108,19 +108,19 @@ def _ending(status: int) -> str:
 def _device_is_in_use() -> bool:
     """Whether this process has a device context, which a forked child cannot use.
 
-    Does not ask ``torch.accelerator``: torch keeps its first answer, and would know no device that a package
-    adds later.
+    Asks the modules of devices, and not ``torch.accelerator``: torch keeps its first answer, and would know
+    no device that a package adds later.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
     try:
-        if torch.backends.mps.is_built():  # Metal does not tell
-            return True
-        names = (*_DEVICE_MODULES, torch._C._get_privateuse1_backend_name())
-        modules = [getattr(torch, name, None) for name in names]
-        return any(module.is_initialized() for module in modules if module is not None)
-    except Exception:  # noqa: BLE001 - a vendor's module may lack the function, or fail
+        for name, module in list(sys.modules.items()):
+            is_of_device = name.rpartition(".")[0] == "torch" and "device_count" in vars(module)
+            if not is_of_device or name in _NOT_OF_ONE_DEVICE:
+                continue
+            told = getattr(module, "is_initialized", None)
+            if told() if told is not None else module.device_count() > 0:  # torch's for Metal does not tell
+                return True
+        return False
+    except Exception:  # noqa: BLE001 - a vendor's module may fail
         return True
 
 
