@@ -34,6 +34,7 @@ GAUDI_RESERVES_ALL = "Gaudi's allocator holds all memory from the start: memory_
 INDUCTOR_FOR_CUDA = "what inductor prepares for CUDA graphs is in builds of torch for CUDA only"
 NO_RESIZING = "a build of torch without CUDA resizes no storage of its devices"
 FEW_CHANNELS = "torch knows how CUDA lays out scaled images of few channels; these are the host's kernels"
+CONTIGUOUS = "torch knows that Gaudi's results are contiguous; these are the host's kernels"
 NO_PLACE = "a kernel that torch finds by the type of the device, for which this build has no place"
 NO_KERNEL_OF_XPU = dict.fromkeys(("dtypes/modules_as_on_the_host", "runtime/transformed_programs"), NO_PLACE)
 MPS = {
@@ -58,6 +59,7 @@ KNOWN_FAILURES = {
     "hpu": {
         "devices/names": "without an index, which a program may take from its rank; a process has one HPU",
         "memory/cache_is_not_available": GAUDI_RESERVES_ALL,
+        "runtime/fake_tensors_tell_the_truth": CONTIGUOUS,
     },
 }
 """By way: checks that fail over the stand-in, and why."""
