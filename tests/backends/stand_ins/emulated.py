@@ -119,8 +119,12 @@ def asked_by_torch(device_type: str) -> dict[str, Any]:
     """What torch itself asks of a device's module, so that the vendor's must have it, recorded or not."""
     from_outside = torch._C._get_privateuse1_backend_name() == device_type
     return {
-        # torch.amp.autocast refuses a device from outside without it.
-        **({"get_amp_supported_dtype": sim.get_amp_supported_dtype} if from_outside else {}),
+        # torch.amp.autocast refuses a device from outside without the one, and fake tensors call the other.
+        **(
+            {"get_amp_supported_dtype": sim.get_amp_supported_dtype, "is_initialized": lambda: True}
+            if from_outside
+            else {}
+        ),
         # torch's own tests make operators with it, which the checks of conformance do not call.
         **({"jiterator": jiterator} if device_type == "cuda" else {}),
         # Of torch.mps too it is asked, which does not have it.
