@@ -73,8 +73,9 @@ def require_as_on_the_host(
     """
     if is_host(accelerator):
         raise NotOfferedError("a host has no other device to be compared with")
-    # An accelerator of one device may name it without an index, which tensors have.
-    device = str(torch.empty(0, device=accelerator.current_device_name()).device)
+    device = accelerator.current_device_name()
+    if torch.device(device).index is None:  # as an accelerator of one device may name it
+        device = str(torch.empty(0, device=device).device)
     lacks: set[str] = set()
     with warnings.catch_warnings(), all_told() as noted:
         warnings.simplefilter("ignore")
