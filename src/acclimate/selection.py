@@ -384,8 +384,16 @@ def find_backends() -> tuple[list[Backend], dict[str, str]]:
     return sorted([*BUILTIN, *plug_ins], key=lambda record: record.rank), broken
 
 
-def _in_order(records: list[Backend]) -> list[Backend]:
-    return sorted([*records, _generic(records)], key=lambda record: record.rank)
+def _in_order(records: list[Backend]) -> Iterator[Backend]:
+    """Yields the records by rank, and the generic one in its turn.
+
+    Once torch is asked for its accelerator, it knows none that a package adds later: the packages of the
+    records before are imported first.
+    """
+    ordered = sorted(records, key=lambda record: record.rank)
+    yield from (record for record in ordered if record.rank <= GENERIC_RANK)
+    yield _generic(records)
+    yield from (record for record in ordered if record.rank > GENERIC_RANK)
 
 
 def _generic(records: Iterable[Backend]) -> Backend:

@@ -34,6 +34,7 @@ GAUDI_RESERVES_ALL = "Gaudi's allocator holds all memory from the start: memory_
 INDUCTOR_FOR_CUDA = "what inductor prepares for CUDA graphs is in builds of torch for CUDA only"
 NO_RESIZING = "a build of torch without CUDA resizes no storage of its devices"
 FEW_CHANNELS = "torch knows how CUDA lays out scaled images of few channels; these are the host's kernels"
+CONTIGUOUS = "torch knows that Gaudi's results are contiguous; these are the host's kernels"
 NO_PLACE = "a kernel that torch finds by the type of the device, for which this build has no place"
 NO_KERNEL_OF_XPU = dict.fromkeys(("dtypes/modules_as_on_the_host", "runtime/transformed_programs"), NO_PLACE)
 MPS = {
@@ -58,6 +59,7 @@ KNOWN_FAILURES = {
     "hpu": {
         "devices/names": "without an index, which a program may take from its rank; a process has one HPU",
         "memory/cache_is_not_available": GAUDI_RESERVES_ALL,
+        "runtime/fake_tensors_tell_the_truth": CONTIGUOUS,
     },
 }
 """By way: checks that fail over the stand-in, and why."""
@@ -88,11 +90,11 @@ class Run:
         return {r["check"]: r["reason"] for r in self.results if r["outcome"] == outcome}
 
 
-def python(called: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(called: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs Python where a stand-in is installed."""
     way = WAYS[called]
     skip_where_it_cannot_be(way.device_type)
-    environment = {**plain_environment(), **make_environment(called, way, folder)}
+    environment = {**plain_environment(), **make_environment(called, way, folder), **variables}
     environment.pop(way.visible_devices, None)  # with which tests hide this machine's own GPUs
     return subprocess.run(
         [sys.executable, *arguments],
@@ -191,6 +193,38 @@ print(acc.name, type(acc).__name__, x.device.type, x.grad.cpu().tolist(), acc.me
     of_class = way.backend.partition(":")[2]
     gradient = "[[6.0, 10.0, 14.0], [6.0, 10.0, 14.0]]"
     assert run.stdout.strip() == f"{way.accelerator} {of_class} {way.device_type} {gradient} True", run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("called", ["hpu", "xpu", "mps"])
+def test_torch_knows_a_device_whose_package_is_tried_for_the_first_time(called: str, folder: Path) -> None:
+    program = """
+from acclimate import get_accelerator
+acc = get_accelerator()
+import torch
+print(torch.accelerator.current_accelerator(), torch.accelerator.device_count() == acc.device_count() > 0)
+"""
+    # Attempts are remembered for each value, and this one is new.
+    run = python(called, folder, "-c", program, LD_LIBRARY_PATH=str(folder))
+    assert run.stdout.strip() == f"{WAYS[called].device_type} True", run.stderr
+
+
+@pytest.mark.slow
+def test_torch_knows_a_device_that_detection_finds_in_a_package_torch_does_not_load(folder: Path) -> None:
+    program = """
+import os
+(folder,) = (path for path in os.environ["PYTHONPATH"].split(os.pathsep) if path.endswith("stand_in"))
+os.remove(f"{folder}/stand_in-1.0.dist-info/entry_points.txt")
+with open(f"{folder}/habana_frameworks/torch/hpu/__init__.py", "a") as source:
+    source.write("from stand_ins.install import install; install()")
+del os.environ["ACCLIMATE_ACCELERATOR"]
+from acclimate import get_accelerator
+acc = get_accelerator()
+import torch
+print(acc.name, torch.accelerator.current_accelerator())
+"""
+    run = python("hpu", folder, "-c", program)
+    assert run.stdout.strip() == "hpu hpu", run.stderr
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ _LIMIT_S = 60.0
 _PRINTED_LINES = 3
 _LONGEST_REASON = 2000
 _MEMORY, _MOST_REMEMBERED = "imports.json", 64
+_NOT_OF_ONE_DEVICE = ("torch.accelerator", "torch.cpu")
+"""Modules with a count of devices that have no context of their own."""
 
 
 def why_it_fails(name: str, load: Callable[[], Any]) -> str | None:
@@ -103,12 +105,21 @@ def _ending(status: int) -> str:
 
 
 def _device_is_in_use() -> bool:
-    """Whether this process has a device context, which a forked child cannot use."""
-    torch = sys.modules.get("torch")
+    """Whether this process has a device context, which a forked child cannot use.
+
+    Asks the modules of devices, and not ``torch.accelerator``: torch keeps its first answer, and would know
+    no device that a package adds later.
+    """
     try:
-        current = torch.accelerator.current_accelerator() if torch is not None else None
-        return current is not None and bool(torch.get_device_module(current).is_initialized())  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001 - a vendor's module may lack the function, or fail
+        for name, module in list(sys.modules.items()):
+            is_of_device = name.rpartition(".")[0] == "torch" and "device_count" in vars(module)
+            if not is_of_device or name in _NOT_OF_ONE_DEVICE:
+                continue
+            told = getattr(module, "is_initialized", None)
+            if told() if told is not None else module.device_count() > 0:  # torch's for Metal does not tell
+                return True
+        return False
+    except Exception:  # noqa: BLE001 - a vendor's module may fail
         return True
 
 

@@ -149,7 +149,8 @@ def _seed_with_torch() -> None:
 
 
 def _without_statistics(*_: Any) -> None:
-    raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
+    device = torch.accelerator.current_accelerator()
+    raise RuntimeError(f"Allocator for {device} is not a DeviceAllocator.")
 
 
 def run_as_it_is(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:

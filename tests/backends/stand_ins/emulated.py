@@ -119,8 +119,12 @@ def asked_by_torch(device_type: str) -> dict[str, Any]:
     """What torch itself asks of a device's module, so that the vendor's must have it, recorded or not."""
     from_outside = torch._C._get_privateuse1_backend_name() == device_type
     return {
-        # torch.amp.autocast refuses a device from outside without it.
-        **({"get_amp_supported_dtype": sim.get_amp_supported_dtype} if from_outside else {}),
+        # torch.amp.autocast refuses a device from outside without the one, and fake tensors call the other.
+        **(
+            {"get_amp_supported_dtype": sim.get_amp_supported_dtype, "is_initialized": lambda: True}
+            if from_outside
+            else {}
+        ),
         # torch's own tests make operators with it, which the checks of conformance do not call.
         **({"jiterator": jiterator} if device_type == "cuda" else {}),
         # Of torch.mps too it is asked, which does not have it.
@@ -206,11 +210,13 @@ def _memory(device_type: str) -> dict[str, Any]:
     def on_index(function: Callable[[int], Any]) -> Callable[..., Any]:
         return lambda device=None: function(index_of(device))
 
-    def summary(device: Any = None, abbreviated: bool = False) -> str:
-        allocated = torch.accelerator.memory_allocated(index_of(device))
-        return f"a stand-in for {device_type}: {allocated} bytes allocated"
-
     of = torch.accelerator
+    # Now, as later torch.accelerator may have no statistics of the device.
+    allocated, statistics = of.memory_allocated, of.memory_stats
+
+    def summary(device: Any = None, abbreviated: bool = False) -> str:
+        return f"a stand-in for {device_type}: {allocated(index_of(device))} bytes allocated"
+
     return {
         "OutOfMemoryError": torch.OutOfMemoryError,
         "empty_cache": of.empty_cache,
@@ -219,11 +225,11 @@ def _memory(device_type: str) -> dict[str, Any]:
         "max_memory_cached": on_index(of.max_memory_reserved),
         "max_memory_reserved": on_index(of.max_memory_reserved),
         "mem_get_info": on_index(of.get_memory_info),
-        "memory_allocated": on_index(of.memory_allocated),
+        "memory_allocated": on_index(allocated),
         "memory_cached": on_index(of.memory_reserved),
         "memory_reserved": on_index(of.memory_reserved),
         # As torch's caching allocators tell it if blocks of any size are split.
-        "memory_stats": lambda device=None: {**of.memory_stats(index_of(device)), "max_split_size": -1},
+        "memory_stats": lambda device=None: {**statistics(index_of(device)), "max_split_size": -1},
         "memory_summary": summary,
         "reset_accumulated_memory_stats": on_index(of.reset_accumulated_memory_stats),
         "reset_max_memory_allocated": on_index(of.reset_peak_memory_stats),

@@ -119,6 +119,7 @@ WAYS = {
         packages={"habana_frameworks.torch": "", "habana_frameworks.torch.hpu": _MODULE},
         profile="hpu-like,devices=1",
         compiler="hpu_backend",
+        keeps_statistics=False,
     ),
     "mlu": Way(
         accelerator="mlu",

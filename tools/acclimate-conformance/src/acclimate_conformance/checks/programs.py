@@ -38,6 +38,15 @@ def there(place: str, *shape: int, seed: int = 0) -> torch.Tensor:
     return numbers(*shape, seed=seed).float().to(place)
 
 
+def moves_parameters(place: str) -> bool:
+    """Whether modules that move to a device keep their parameters.
+
+    torch replaces those that move to such devices as XLA's: a shared one becomes two, and one that is not yet
+    initialised or belongs to a script is lost.
+    """
+    return bool(torch._has_compatible_shallow_copy_type(torch.empty(0), torch.empty(0, device=place)))
+
+
 def raised(call: Callable[[], object]) -> bool:
     """Whether a call raises what torch raises for arguments or states that do not fit."""
     try:
@@ -65,6 +74,8 @@ def require_as_on_the_host(
     if is_host(accelerator):
         raise NotOfferedError("a host has no other device to be compared with")
     device = accelerator.current_device_name()
+    if torch.device(device).index is None:  # as an accelerator of one device may name it
+        device = str(torch.empty(0, device=device).device)
     lacks: set[str] = set()
     with warnings.catch_warnings(), all_told() as noted:
         warnings.simplefilter("ignore")

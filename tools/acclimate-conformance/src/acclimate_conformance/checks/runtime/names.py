@@ -87,7 +87,7 @@ def devices_of_torch(accelerator: Accelerator) -> None:
                 for there in indices:
                     _note_contexts(accelerator, where, module, here, there, noted)
                     for name, setter in _functions(module, "set_device", "set_device_index").items():
-                        for device in (there, torch.device(names[there])):
+                        for device in (there, torch.device(kind, there)):
                             accelerator.set_device(here)
                             setter(device)
                             now = accelerator.current_device()
@@ -355,7 +355,7 @@ def backward_runs_on_its_device(accelerator: Accelerator) -> None:
                         work()
                     now = accelerator.current_device()
                     noted(
-                        seen == [f"{index} {name}"] * 2,
+                        seen == [f"{index} {torch.empty(0, device=name).device}"] * 2,
                         f"in backward() of tensors on {name}, called while {current} is current, the current "
                         f"device and the place of a new tensor are {seen}",
                     )

@@ -14,7 +14,14 @@ from torch.nn import functional
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.programs import Offered, Program, raised, require_as_on_the_host, there
+from acclimate_conformance.checks.programs import (
+    Offered,
+    Program,
+    moves_parameters,
+    raised,
+    require_as_on_the_host,
+    there,
+)
 
 # -- vmap ----------------------------------------------------------------------------------------
 
@@ -232,7 +239,9 @@ def _scripts(place: str) -> Any:
         again = torch.jit.load(file, map_location=where)
         told.append(str(next(again.parameters()).device) == str(torch.device(where)) or place == "cpu")
         told.append([p.tolist() for p in again.parameters()])
-        told.append(again.to(place)(x, True))
+        told.append(
+            again.to(place)(x, True) if moves_parameters(place) else again(x.to(where), True).to(place)
+        )
     return told
 
 
