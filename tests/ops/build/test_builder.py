@@ -341,6 +341,7 @@ setuptools.setup(
         env=ACME,
     )
     assert list((workshop.folder / "acme" / "acme" / "ops").glob("acme_scale_*.so"))
+    shutil.rmtree(workshop.cache)
     outcome = workshop.run(LOAD_SCALE, env=ACME | workshop.without_compiler)
     assert outcome.told == {"result": [0, 3, 6, 9, 12], "plain": 0}
     assert not workshop.libraries()
