@@ -426,6 +426,7 @@ tell(seconds=time.process_time() - start)
     assert any(workshop.run(timed, env=env).told["seconds"] < 0.05 for _ in range(10))
 
 
+@pytest.mark.slow  # torch's headers take half a minute to compile
 @pytest.mark.slow
 def test_source_that_includes_all_of_torch_becomes_a_python_module(workshop: Workshop) -> None:
     (workshop.folder / "whole.py").write_text("""
