@@ -15,6 +15,7 @@ from acclimate_port.conditions.expected_errors import meant_to_fail
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.hidden_devices import reason_against_hidden
 from acclimate_port.conditions.host_answers import only_serves
+from acclimate_port.conditions.host_sides import other_side_is_of_host
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
     NOT_IMPORTED,
@@ -78,7 +79,9 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
         return finding
     if reason := _meant_for_one_vendor(file, finding):
         # A flag says to other code, too, that there is no CUDA.
-        is_alone = not (is_test(file, finding) and holders_of_result(file, finding.node))
+        is_alone = not is_test(file, finding) or not (
+            holders_of_result(file, finding.node) or other_side_is_of_host(file, finding.node)
+        )
         return dataclasses.replace(
             finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=(), stands_alone=is_alone
         )

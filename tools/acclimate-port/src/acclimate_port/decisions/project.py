@@ -187,8 +187,15 @@ class Project:
         key, homes = (path, text), self._lookups.homes
         if key not in homes:
             owner, name = _parted(text)
-            homes[key] = self._home(path, owner, name) if owner else (path, name)
+            homes[key] = self._home(path, owner, name) if owner else self._own_or_given(path, name)
         return homes[key]
+
+    def _own_or_given(self, path: Path, name: str) -> _Home:
+        """A name of a file, or of a module of which it imports all names."""
+        known = self._facts[path].outline
+        stars = known.stars if name not in known.defines else ()
+        homes = (self._home(path, star, name) for star in stars)
+        return next((home for home in homes if home is not None), (path, name))
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""
@@ -385,12 +392,13 @@ class Project:
         else:
             held = self._modules.get(name, ())
             found = [one for one in held if _module(one).parts[-len(wanted) :] == wanted]
-        # A module that imports one of its own name means another.
-        found = [one for one in found if one != path]
+        # A module that imports one of its own name means another, if there is one.
+        others = [one for one in found if one != path]
+        is_script = path.parent / "__init__.py" not in self._facts
+        found = others if others or module.startswith(".") or not is_script else found
         if not found or module.startswith("."):
             return found
         if wanted[0] in sys.stdlib_module_names:  # a script's folder comes first
-            is_script = path.parent / "__init__.py" not in self._facts
             return [one for one in found if is_script and one.parent == path.parent]
         near = {one: _nearness(path.parent.parts, _module(one).parts[: -len(wanted)]) for one in found}
         # A module inside a package is found without the package's name only beside it, or below.

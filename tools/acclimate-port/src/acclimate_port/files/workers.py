@@ -160,7 +160,9 @@ def _port_again(
 
     between = project().between(_words)
     asked = replace(settings, concerns_all=True)
-    others |= {one.path: one.facts for one in _port_each(dict.fromkeys(between, asked), jobs, looks)}
+    # They are not ported, so nothing in them relies on others.
+    asked_of = _port_each(dict.fromkeys(between, asked), jobs, looks)
+    others |= {one.path: replace(one.facts, relies=frozenset()) for one in asked_of}
     for _ in range(_MOST_ROUNDS):
         found = project().doubts()
         if not found:
