@@ -434,7 +434,32 @@ class Project:
                     waiting.append((meant, path, (path, line), 0))
         self._spread(waiting, following, found)
         for path, line in self._loads_of_cuda(found):
-            found[Kind.LOAD, self._made_by(path, MODULE)][path] = (path, line)
+            for running in self._running(path, line):
+                found[Kind.LOAD, self._made_by(running, MODULE)].setdefault(path, (path, line))
+        return found
+
+    def _running(self, path: Path, line: int) -> set[Path]:
+        """A file, and those whose code runs its function that a line is in, also through others."""
+        homes = {name for at, name in self._facts[path].files.loads if at == line} - {MODULE}
+        found, waiting = {path}, [(path, name) for name in homes]
+        seen = set(waiting)
+        while waiting:
+            users = set(self._run_by.get(waiting.pop(), ())) - seen
+            seen |= users
+            found |= {file for file, _ in users}
+            waiting += (one for one in users if one[1])
+        return found
+
+    @cached_property
+    def _run_by(self) -> dict[_Home, list[_Home]]:
+        """What runs each function or class: other functions, and the code of files, without a name."""
+        found: dict[_Home, list[_Home]] = defaultdict(list)
+        for path in self._facts:
+            runs, imported = self._run_of(path)
+            for name, home in runs:
+                found[home].append((path, name))
+            for home in imported if path.name != "__init__.py" else ():
+                found[home].append((path, ""))
         return found
 
     def _loads_of_cuda(self, found: Mapping[_Known, object]) -> list[_Place]:
@@ -445,8 +470,8 @@ class Project:
             near = {one: _nearness(path.parent.parts, one[0].parent.parts)[0] for one in saving}
             nearest_ones = [one for one in saving if near[one] == max(near.values())]
             stays = any(self._is_of_program_that_stays(*one, found) for one in nearest_ones)
-            if known.files.loads and (stays or not nearest_ones):
-                loads.append((path, min(known.files.loads)))
+            if stays or not nearest_ones:
+                loads += [(path, line) for line, _ in sorted(known.files.loads)]
         return loads
 
     def _is_of_program_that_stays(self, path: Path, name: str, found: Mapping[_Known, object]) -> bool:
@@ -537,9 +562,7 @@ class Project:
         so does the code that it runs. Two programs that run the same function are not joined by that.
         """
         known = self._facts[path].outline
-        if path not in self._lookups.run:
-            self._lookups.run[path] = self._run_and_imported(path)
-        runs, imported = self._lookups.run[path]
+        runs, imported = self._run_of(path)
         gives_on = path.name == "__init__.py" and path not in self._placed
         imported = [] if gives_on else imported
         named = [one for text in known.texts for one in self._named_by(path, text)]
@@ -573,6 +596,12 @@ class Project:
                 yield (kind, f"{file}:{run}{_RUNS}"), program
             for name, (file, run) in looked_up:
                 yield (kind, f"{file}:{run}{_RUNS}"), (kind, f"{path}:{name}{_RUNS}")
+
+    def _run_of(self, path: Path) -> tuple[list[tuple[str, _Home]], list[_Home]]:
+        """What :meth:`_run_and_imported` finds, which is looked up once."""
+        if path not in self._lookups.run:
+            self._lookups.run[path] = self._run_and_imported(path)
+        return self._lookups.run[path]
 
     def _run_and_imported(self, path: Path) -> tuple[list[tuple[str, _Home]], list[_Home]]:
         """What the functions of a file run, each with its name, and what the file imports by name."""

@@ -195,7 +195,7 @@ def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) 
     if line := parallel_reads(source):
         stays[Symbol(Kind.SPLIT, "any:device_ids")] = line
     files = saved_files(source)
-    files = replace(files, loads=files.loads - loaded)
+    files = replace(files, loads=frozenset(one for one in files.loads if one[0] not in loaded))
     return replace(facts, stays=facts.stays | stays, implies=implied, files=files)
 
 

@@ -142,7 +142,7 @@ def _holder_goes(file: SourceFile, load: cst.Call, name: cst.Name, way: _Way) ->
     is_global = (
         bool(bound) and isinstance(bound[0].scope, GlobalScope) and file.tree.function(name) is not None
     )
-    if is_global or not all(_is_of(file, one, load, name) for one in held):
+    if is_global or not all(_is_of(one, load, name, way) for one in held):
         return False
     reads = file.tree.reads(name)
     return bool(reads) and all(_goes_to_modules(file, load, read, way) for read in reads)
@@ -180,8 +180,8 @@ def _is_taken(file: SourceFile, load: cst.Call, call: cst.Call, argument: cst.Ar
     return isinstance(updated, cst.Name) and _holder_goes(file, load, updated, way)
 
 
-def _is_of(file: SourceFile, value: cst.CSTNode | None, load: cst.Call, name: cst.Name) -> bool:
-    """Whether a value is a checkpoint, an entry of what a name holds, or a dictionary for a module."""
+def _is_of(value: cst.CSTNode | None, load: cst.Call, name: cst.Name, way: _Way) -> bool:
+    """Whether a value is a checkpoint, a part of one, an entry of what a name holds, or a dictionary for a module."""
     while isinstance(value, cst.Subscript):
         value = value.value
     if isinstance(value, cst.Call):
@@ -193,7 +193,8 @@ def _is_of(file: SourceFile, value: cst.CSTNode | None, load: cst.Call, name: cs
     if isinstance(value, (cst.DictComp, cst.IfExp)):
         return True
     is_empty = isinstance(value, cst.Dict) and not value.elements
-    return is_empty or (isinstance(value, cst.Name) and value.value == name.value)
+    is_part = isinstance(value, cst.Name) and (value.value == name.value or id(value) in way.seen)
+    return is_empty or is_part
 
 
 def _named_in(call: cst.Call, name: cst.Name) -> bool:
