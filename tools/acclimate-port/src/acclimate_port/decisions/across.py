@@ -102,11 +102,15 @@ class Across:
         for index in self._device.on_device:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
+        # acclimate's backend for such devices stages through the host, and torch's has no kernels.
+        is_staged_by_none = file.target.name == "torch" and file.survey.groups_on_host
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
+                    if is_staged_by_none:
+                        self._relying[Symbol(Kind.GROUP, text)].append(index)
         for index in self._device.turned_off:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)

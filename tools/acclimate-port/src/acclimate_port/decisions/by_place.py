@@ -56,6 +56,8 @@ _CAUGHT = "the program catches the error of a machine without CUDA, and other ma
 _CPU_TWICE = "on a host the list that holds it would hold the CPU twice"
 _PRINTED = "an f-string prints the text of this code (`=`), and cannot hold it as plain text"
 _METHOD_CUDA = "a class gives it in its method `cuda`, whose users may rely on CUDA"
+_ONE_DEVICE = "a machine may have one accelerator only, and takes the host today"
+_NUMBERED = re.compile(r"cuda:0*[1-9]\d*$")
 _SAID = "the text of its function says that it is about kernels or operators of CUDA"
 _CODE_FOR_CUDA = re.compile(
     r"\bCUDA[ -](kernels?|op|ops|operators?|extensions?)\b"
@@ -145,6 +147,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
         reason = moves_for_others(file, node) or reason_against_words(file, node)
+    if not reason and is_device and file.is_guarded(node) and _NUMBERED.match(string_value(node) or ""):
+        reason = _ONE_DEVICE
     is_choice = finding.rule.name in _CHOOSE_DEVICE or _finds_device(file, finding)
     if not reason and is_device:
         reason = _built_for_cuda(file, node)

@@ -34,6 +34,7 @@ _REASONS = {
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
+    Kind.GROUP: "torch's process groups have no kernels for Apple's MPS, which {place} would need",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
@@ -50,9 +51,11 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_OF_VALUES = (Kind.WIDE, Kind.FLOAT64, Kind.SPLIT)
+_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.FLOAT64, Kind.SPLIT)
 """What is known of each file that has been read, also if it was not ported."""
-_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE)
+_ALSO_IN_ONE_FILE = (Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.LOAD)
+"""What the joins inside one file do not look for."""
+_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP)
 """What is followed through all functions that a program calls."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
 """Names of modules that no other imports."""
@@ -240,7 +243,7 @@ class Project:
             return True
         if path == other:
             is_by_another = symbol.kind is Kind.FLAG and by != path
-            return is_by_another or symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.LOAD)
+            return is_by_another or symbol.kind in _ALSO_IN_ONE_FILE
         if symbol.kind is Kind.BACKEND:
             return not self._importers(path).isdisjoint(self._importers(by))
         return not _is_loose(symbol.text) or self._knows(path, by)

@@ -23,6 +23,7 @@ from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.float64 import float64
 from acclimate_port.source.outline import Outline, outline, outline_of_imports
 from acclimate_port.source.parallel_reads import parallel_reads
+from acclimate_port.source.process_groups import on_groups
 from acclimate_port.source.saved_files import saved_files
 from acclimate_port.source.settings_files import chosen_by, devices_given, read_named, yaml_lines
 from acclimate_port.source.survey import Survey, joined, survey
@@ -188,6 +189,7 @@ def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) 
     }
     found = float64(source)
     stays = {Symbol(Kind.WIDE, f"here:{home}"): line for home, line in found.on_device.items()}
+    stays |= {Symbol(Kind.GROUP, f"here:{home}"): line for home, line in on_groups(source).items()}
     stays |= {Symbol(Kind.FLOAT64, text): line for text, line in found.given.items()}
     implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
     implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]

@@ -205,9 +205,12 @@ def _is_script(statements: list[ast.AST], own: set[str]) -> bool:
 def _tabled(
     statement: ast.AST, nodes: list[ast.AST], names: dict[str, str], searches: bool
 ) -> Iterator[Text]:
-    """The modules, among other things that are imported, that are entries of a table: ``{"nerf": nerf}``."""
-    is_assigned = isinstance(statement, ast.Assign)
-    tables = [one for one in nodes if isinstance(one, ast.Dict)] if is_assigned else []
+    """The modules, among other things that are imported, that are entries of a table: ``{"nerf": nerf}``.
+
+    The table may be one that a function makes for itself.
+    """
+    is_own = isinstance(statement, (ast.Assign, *_OWN_NAMES))
+    tables = [one for one in nodes if isinstance(one, ast.Dict)] if is_own else []
     for value in (value for table in tables for value in table.values):
         if isinstance(value, ast.Name) and value.id in names and not NO_PROJECT.match(names[value.id]):
             yield Text(Names.MODULE, names[value.id])

@@ -24,7 +24,10 @@ class SavedFiles:
     """The files of a program that torch writes and reads."""
 
     loads: frozenset[tuple[int, str]] = frozenset()
-    """The lines that load a checkpoint without ``map_location``, each with its function or class."""
+    """The lines that load a checkpoint without ``map_location``, each with its function.
+
+    ``<module>`` stands for code of the module and of classes.
+    """
     saves: frozenset[str] = frozenset()
     """The functions and classes whose code saves a file."""
 
@@ -53,7 +56,8 @@ def saved_files(source: str | bytes) -> SavedFiles:
                 if name == "save":
                     saves.add(home)
                 elif name == "load" and _is_bare(call) and _OF_MODEL.search(said):
-                    loads.add((call.lineno, home))
+                    # A program that uses a class may never load: only a function is known to.
+                    loads.add((call.lineno, MODULE if isinstance(statement, ast.ClassDef) else home))
     return SavedFiles(frozenset(loads), frozenset(saves))
 
 
