@@ -21,7 +21,9 @@ _START = {"Process", "Pool", "Queue", "Manager"}
 _RUN_ELSEWHERE = {"Process", "Thread", "spawn", "start_processes", "apply", "apply_async", "map", "submit"}
 AT_IMPORT = "it looks up the accelerator when the module is imported"
 SET_LATER = "it counts the devices, and a later change of *_VISIBLE_DEVICES would have no effect"
-SET_IN_VAIN = "it reads *_VISIBLE_DEVICES for torch, and a later change, which has no effect now, would have one"
+SET_IN_VAIN = (
+    "it reads *_VISIBLE_DEVICES for torch, and a later change, which has no effect now, would have one"
+)
 FORKED_LATER = "it counts the devices, and a process that is forked later could not use them"
 
 

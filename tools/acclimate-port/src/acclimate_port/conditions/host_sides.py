@@ -16,7 +16,9 @@ from acclimate_port.source.tree import Span, called_name, dotted, string_value, 
 from acclimate_port.source_file import SourceFile
 
 _OF_HOST = re.compile(r"_cpu(_|$)|^cpu_")
-_NO_KERNEL = re.compile(r"(^|_)(to|move|use|uses|is|has|on|from|get|num)_cpus?$|^cpu_(count|info|percent|offload)")
+_NO_KERNEL = re.compile(
+    r"(^|_)(to|move|use|uses|is|has|on|from|get|num)_cpus?$|^cpu_(count|info|percent|offload)"
+)
 """Names with the CPU in them of functions that move something, or tell of it."""
 
 

@@ -11,7 +11,17 @@ MODULE = "<module>"
 _WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"}
 _COLLECTIVES = {
     *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast"),
-    *("gather", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send", "recv", "isend", "irecv"),
+    *(
+        "gather",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+    ),
 }
 _OWNERS = {"dist", "distributed", "tdist", "torch_dist", "c10d"}
 """Names under which programs import torch.distributed."""
