@@ -57,7 +57,7 @@ class Kind(Enum):
     WIDE = "wide"
     """One whose code brings numbers of 64 bits to the device, or takes the device where there may be none."""
     GROUP = "group"
-    """One whose code gives tensors of the device to torch's process groups, or takes the device where there may be none."""
+    """One whose code gives tensors to torch's process groups, or takes the device where there may be none."""
     LOAD = "load"
     """A file whose code loads a checkpoint to the device that it was saved on."""
     SPLIT = "split"

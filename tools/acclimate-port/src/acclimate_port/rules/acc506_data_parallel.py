@@ -39,7 +39,7 @@ class DataParallel(Rule[cst.Call]):
 torch splits a batch over CUDA devices only; on another accelerator the first step fails, even with one device. The edit
 keeps torch's object, and on CUDA and on a host nothing changes. Elsewhere the device of the model's parameters gets the
 whole batch, and the inputs are moved there, as torch does on CUDA. The edit is unsafe where a file of the program reads
-`device_ids` of a model. To use several devices other than CUDA, a program needs `DistributedDataParallel`.
+`device_ids` of a model, and where nothing else moves the model: torch moves it to one CUDA device. To use several devices other than CUDA, a program needs `DistributedDataParallel`.
 
 A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and
 the functions that it calls: without CUDA a program should call the module directly."""
