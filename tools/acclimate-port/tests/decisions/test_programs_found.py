@@ -77,14 +77,17 @@ def test_a_count_for_workers_on_any_device_is_ported(target: str, tmp_path: Path
     assert site(results["train.py"], "torch.cuda.device_count()").status is Status.CONVERTED
 
 
-def test_a_file_between_others_may_have_a_number_for_a_device(tmp_path: Path) -> None:
-    model = "import torch\n\n\nclass Model(torch.nn.Module):\n    def sample(self, where: int):\n        return torch.rand(2).to(where)\n"
+def test_a_file_that_is_only_read_may_have_a_number_for_a_device(tmp_path: Path) -> None:
+    own = (
+        "import somelib\nimport torch\nfrom flags import has_gpu\n\n\nclass Own(torch.nn.Module):\n"
+        "    def sample(self, where: int):\n        return torch.randn(2).to(where) if has_gpu() else None\n"
+    )
+    run = "import torch\nfrom own import Own\n\nprint(Own(), 'nvidia' if torch.ones(1).device.type == 'cuda' else 'x')\n"
     files = {
-        "models/__init__.py": "from .own import *\nfrom .other import *\n\nTABLE = {'own': Own, 'other': Other}\n",
-        "models/own.py": model.replace("Model(", "Own("),
-        "models/other.py": model.replace("Model(", "Other(").replace(".to(where)", ".cuda()"),
-        "run.py": "import torch\nfrom models import *\n\nTABLE['own']().cuda()\nprint(torch.version.cuda)\n",
-        "test_own.py": "import torch\nfrom models import Own\n\n\ndef test_it():\n    x = Own()\n    x.cuda()\n",
+        "flags.py": "import torch\n\n\ndef has_gpu():\n    return torch.cuda.is_available()\n",
+        "own.py": own,
+        "run.py": run,
     }
     results = ported_project(tmp_path, files, "acclimate")
-    assert "test_own.py" in results
+    assert site(results["flags.py"], "torch.cuda.is_available()").status is Status.UNSAFE
+    assert "own.py" not in results
