@@ -147,7 +147,7 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
         reason = moves_for_others(file, node) or reason_against_words(file, node)
-    if not reason and is_device and file.is_guarded(node) and _NUMBERED.match(string_value(node) or ""):
+    if not reason and is_device and _NUMBERED.match(string_value(node) or "") and file.is_guarded(node):
         reason = _ONE_DEVICE
     is_choice = finding.rule.name in _CHOOSE_DEVICE or _finds_device(file, finding)
     if not reason and is_device:
