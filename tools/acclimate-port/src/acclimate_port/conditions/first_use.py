@@ -63,6 +63,8 @@ def _is_set_in_vain(file: SourceFile, node: cst.CSTNode) -> bool:
 
     acclimate asks the driver's library instead, so that a later choice has an effect.
     """
+    if not _settings(file):
+        return False
     function, at = file.tree.function(node), file.span(node).start
     own = (one for one in _settings(file) if file.tree.function(one) is function)
     if not any(file.span(one).start > at for one in own):
