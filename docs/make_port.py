@@ -48,11 +48,17 @@ Safe and unsafe edits:
   text gets, which may mean CUDA by it, and a device in a file that cannot be imported without a package for NVIDIA GPUs.
 - Apple's GPUs have no float64. Where the files of a program show that one comes to the device (numpy's arrays without a
   dtype, `.double()`, a reward of gym, `torchdiffeq.odeint`), the edits that choose the device are unsafe, and the reason
-  names the line, if the program takes the host of a Mac today.
+  names the line, if the program takes the host of a Mac today. With `--to torch` the same holds for code that gives
+  tensors to torch's process groups (`DistributedDataParallel`, `all_reduce`), which have no kernels for these GPUs, if a
+  file of the project names gloo or no backend.
 - A device with an index is not edited where a test expects an error (`with pytest.raises(RuntimeError)`), nor is an index
-  of 16 or more. `torch.nn.DataParallel` is unsafe where a file of the program reads `model.device_ids`.
+  of 16 or more. A second device (`"cuda:1"`) of a program that takes the host without CUDA is unsafe.
+- `torch.nn.DataParallel` is unsafe where a file of the program reads `model.device_ids`, or where nothing else moves the
+  model. A question for CUDA before the program sets `CUDA_VISIBLE_DEVICES` is unsafe with `--to acclimate`: torch has read
+  the variable by then, and acclimate has not.
 - A checkpoint that only `load_state_dict` gets is loaded to the host, on every machine. Another `torch.load(path)` without
-  `map_location` makes the edits of its file unsafe, unless the programs of the project that save files are ported.
+  `map_location` makes the edits of its file unsafe, and of those that run its function, unless the programs of the project
+  that save files are ported. Of several loads in one function, all are edited, or it is unsafe.
 
 Edits that belong together:
 
@@ -70,7 +76,9 @@ Edits that belong together:
   the backend of their program. The same holds for memory figures and for states of random numbers, and a memory figure
   stays where a device of its program does. A device also stays where an autocast, a scaler or an event of its program
   does, whatever the reason. It does not hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
-  other libraries, or lines with `# acclimate: ignore`.
+  other libraries, or lines with `# acclimate: ignore`. But it holds where a test for such code stays whose other side only
+  takes tensors of the host (`x.numpy()`, `sort_cpu(x)`), and where a call stays that raises without CUDA. A number of
+  devices is unsafe where a function that stays on CUDA is started by it.
 - The tool follows a value through all files that it is given, so give it the whole project. An edit is unsafe, with the
   file and line, if another file depends on the old value and is not edited: through a flag, a base class that chooses
   the device too, a function that compares the device that it gets or returns, a compared option or setting, or a

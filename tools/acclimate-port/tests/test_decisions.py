@@ -35,7 +35,7 @@ def left(found: Ported) -> list[str]:
         'return torch.ones(1, device="cuda" if config["use"] else "cpu")',
         'if flag and not torch.cuda.is_available():\n    flag = False\nnew_device = "cuda" if flag else "cpu"\nreturn new_device',
         'has = torch.cuda.is_available()\nif flag and not has:\n    flag = False\nreturn torch.ones(1, device="cuda" if has else "cpu")',
-        'if not torch.cuda.is_available():\n    flag = False\nreturn torch.ones(1, device="cuda:1" if flag else "cpu")',
+        'if not torch.cuda.is_available():\n    flag = False\nreturn torch.ones(1, device="cuda:0" if flag else "cpu")',
         'if not torch.cuda.is_available() or other:\n    flag = False\nreturn torch.device("cuda" if flag else "cpu")',
     ],
 )

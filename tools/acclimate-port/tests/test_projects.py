@@ -650,7 +650,8 @@ def test_a_flag_stays_with_code_of_its_own_file_that_another_runs_by_it(
     }
     found = site(ported_project(tmp_path, files, target)["dev.py"], "torch.cuda.is_available()")
     assert not found.safe, found
-    assert "which the same flag decides about, stays as it is" in found.reason or "imported" in found.reason
+    # What raises without CUDA holds back the devices of its file, and the flag with them.
+    assert "stays as it is" in found.reason or "imported" in found.reason
     (tmp_path / "dev.py").unlink()
     files["dev.py"] = files["dev.py"].replace(OWN, "torch.ones(1)")
     assert (

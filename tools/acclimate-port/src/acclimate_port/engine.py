@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import libcst as cst
 
 from acclimate_port.conditions.branches import where_true
+from acclimate_port.conditions.host_sides import other_side_is_of_host
 from acclimate_port.conditions.local_imports import imports_before, torchs_import_before
 from acclimate_port.conditions.proofs import inside
 from acclimate_port.conditions.skips import skipped
@@ -293,7 +294,7 @@ def _alone(file: SourceFile, finding: Finding, settings: Settings) -> Decision:
         reason = (
             f"it decides about `{kernel}(…)`, which needs CUDA by its name or by the functions that it calls"
         )
-        finding.stands_alone = True
+        finding.stands_alone = not other_side_is_of_host(file, finding.node)
     if kernel or finding.outcome is Outcome.LEFT:
         return Decision(finding, Status.LEFT, True, reason, hidden)
     if hidden:

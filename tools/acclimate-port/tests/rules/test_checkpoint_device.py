@@ -32,6 +32,11 @@ EDITED = {
 EDITED["parts that are copied"] = (
     "own = model.state_dict()\n    for key, value in torch.load(path).items():\n        own[key].copy_(value)"
 )
+EDITED["a part with a name of its own"] = (
+    "saved = torch.load(path)\n    state = saved['model']\n    other = {key[7:]: value for key, value in state.items()}\n"
+    "    model.load_state_dict(other)"
+)
+EDITED["a generator"] = "gan.gen.load_state_dict(torch.load(path))"
 LEFT = {
     "a result": "return torch.load(path)",
     "names alone": "print(torch.load(path).keys())",
@@ -108,3 +113,19 @@ def test_a_class_with_its_own_way_to_load_may_keep_the_tensors(target: str, tmp_
         site(ported_project(tmp_path, files, target)["main.py"], "torch.load(path)").status
         is Status.CONVERTED
     )
+
+
+BESIDE = "import torch\n\n\ndef f(model, path):\n    model.load_state_dict(torch.load(path))\n    {}\n"
+
+
+@EACH_TARGET
+def test_a_load_beside_one_that_stays_is_half_of_one(target: str) -> None:
+    for line, is_safe in (
+        ("model.memory = torch.load(path + 'model')", False),
+        ("numbers = torch.load('numbers')", True),
+        ("model.memory = torch.load(path + 'model', map_location='cpu')", True),
+    ):
+        found = [
+            one for one in port_text(BESIDE.format(line), Settings(target)).sites if one.code == "ACC307"
+        ]
+        assert [one.safe for one in found] == [is_safe], found

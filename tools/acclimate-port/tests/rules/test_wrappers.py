@@ -344,3 +344,23 @@ def test_a_wrapper_whose_devices_another_file_reads_is_unsafe(target: str, tmp_p
     assert "data.py:5 reads the devices of a wrapped model" in found.reason
     files["data.py"] = files["data.py"].replace("model.device_ids", "args.device_ids")
     assert site(ported_project(tmp_path, files, target)["train.py"], wrapped).status is Status.CONVERTED
+
+
+MADE = "import torch\nfrom nets import Net\n\n\ndef f(x):\n    model = torch.nn.DataParallel(Net(){})\n    {}\n    return model(x)\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("move", "use", "is_safe"),
+    [
+        ("", "pass", False),
+        (".cuda()", "pass", True),
+        ("", "model.cuda()", True),
+        ("", "prepare(model)", True),
+    ],
+)
+def test_a_model_that_only_data_parallel_moves_would_stay_on_the_host(
+    move: str, use: str, is_safe: bool, target: str
+) -> None:
+    sites = port_text(MADE.format(move, use), Settings(target)).sites
+    assert [one.safe for one in sites if one.code == "ACC506"] == [is_safe], sites

@@ -21,6 +21,9 @@ _START = {"Process", "Pool", "Queue", "Manager"}
 _RUN_ELSEWHERE = {"Process", "Thread", "spawn", "start_processes", "apply", "apply_async", "map", "submit"}
 AT_IMPORT = "it looks up the accelerator when the module is imported"
 SET_LATER = "it counts the devices, and a later change of *_VISIBLE_DEVICES would have no effect"
+SET_IN_VAIN = (
+    "it reads *_VISIBLE_DEVICES for torch, and a later change, which has no effect now, would have one"
+)
 FORKED_LATER = "it counts the devices, and a process that is forked later could not use them"
 
 
@@ -36,6 +39,8 @@ def reason_against_counting(file: SourceFile, node: cst.CSTNode, *, is_device: b
     name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
     if is_lookup and _runs_when_imported(file, node):
         return AT_IMPORT
+    if file.target.name == "acclimate" and _is_set_in_vain(file, node):
+        return SET_IN_VAIN
     leaves_unused = name in LEAVE_CUDA_UNUSED or (is_device and not is_used_at_once(file, node))
     if not leaves_unused or file.is_guarded(node) or _counts_around(file, node):
         return ""
@@ -51,6 +56,21 @@ def reason_against_counting(file: SourceFile, node: cst.CSTNode, *, is_device: b
     if is_device and _runs_in_child(file, node):
         return ""
     return FORKED_LATER if (file.survey.forks and not is_device) or _forks(file) else ""
+
+
+def _is_set_in_vain(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether code asks torch for CUDA, which starts CUDA, before its function chooses the visible devices.
+
+    acclimate asks the driver's library instead, so that a later choice has an effect.
+    """
+    if not _settings(file):
+        return False
+    function, at = file.tree.function(node), file.span(node).start
+    own = (one for one in _settings(file) if file.tree.function(one) is function)
+    if not any(file.span(one).start > at for one in own):
+        return False
+    calls = (one for one in walk(node) if isinstance(one, cst.Call))
+    return any(cuda_name(file, one.func) == "is_available" for one in calls)
 
 
 def _runs_when_imported(file: SourceFile, node: cst.CSTNode) -> bool:

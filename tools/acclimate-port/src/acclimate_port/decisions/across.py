@@ -102,11 +102,15 @@ class Across:
         for index in self._device.on_device:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
+        # acclimate's backend for such devices stages through the host, and torch's has no kernels.
+        is_staged_by_none = file.target.name == "torch" and file.survey.groups_on_host
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
+                    if is_staged_by_none:
+                        self._relying[Symbol(Kind.GROUP, text)].append(index)
         for index in self._device.turned_off:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)
@@ -240,6 +244,8 @@ class Across:
         elif rule == "runtime-call" and isinstance(node, cst.Call) and called_name(node) == "device_count":
             for holder in holders_of_result(file, node):
                 yield from (Symbol(Kind.FLAG, text) for text in holder_text(file, holder))
+        if rule == "runtime-call" and isinstance(node, cst.Call) and called_name(node) == "device_count":
+            yield from self._started(node)
         if rule in _DEVICES:
             yield from self._reached(node)
         if rule in ("device-object", "device-format") and node is not None:
@@ -274,6 +280,15 @@ class Across:
         for text in dict.fromkeys(text for one in parts for text in sources(self._file, one)):
             if text.partition(":")[0] in ("here", "from") and "(" not in text:
                 yield text
+
+    def _started(self, count: cst.Call) -> Iterator[Symbol]:
+        """The functions that calls get beside a number of devices: ``mp.spawn(work, nprocs=count)``."""
+        for use in uses_of(self._file, count):
+            given = self._file.tree.parent(use)
+            call = self._file.tree.parent(given) if isinstance(given, cst.Arg) else None
+            for argument in call.args if isinstance(call, cst.Call) else ():
+                if isinstance(argument.value, (cst.Name, cst.Attribute)):
+                    yield self._code(argument.value)
 
     def _given_tensor(self, argument: cst.Arg) -> Iterator[str]:
         """The parameters that get a tensor which a call makes on a device."""

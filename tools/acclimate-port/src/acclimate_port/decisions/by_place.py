@@ -15,6 +15,7 @@ from acclimate_port.conditions.expected_errors import meant_to_fail
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.hidden_devices import reason_against_hidden
 from acclimate_port.conditions.host_answers import only_serves
+from acclimate_port.conditions.host_sides import other_side_is_of_host
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
     NOT_IMPORTED,
@@ -55,6 +56,8 @@ _CAUGHT = "the program catches the error of a machine without CUDA, and other ma
 _CPU_TWICE = "on a host the list that holds it would hold the CPU twice"
 _PRINTED = "an f-string prints the text of this code (`=`), and cannot hold it as plain text"
 _METHOD_CUDA = "a class gives it in its method `cuda`, whose users may rely on CUDA"
+_ONE_DEVICE = "a machine may have one accelerator only, and takes the host today"
+_NUMBERED = re.compile(r"cuda:0*[1-9]\d*$")
 _SAID = "the text of its function says that it is about kernels or operators of CUDA"
 _CODE_FOR_CUDA = re.compile(
     r"\bCUDA[ -](kernels?|op|ops|operators?|extensions?)\b"
@@ -78,7 +81,9 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
         return finding
     if reason := _meant_for_one_vendor(file, finding):
         # A flag says to other code, too, that there is no CUDA.
-        is_alone = not (is_test(file, finding) and holders_of_result(file, finding.node))
+        is_alone = not is_test(file, finding) or not (
+            holders_of_result(file, finding.node) or other_side_is_of_host(file, finding.node)
+        )
         return dataclasses.replace(
             finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=(), stands_alone=is_alone
         )
@@ -142,6 +147,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
         reason = moves_for_others(file, node) or reason_against_words(file, node)
+    if not reason and is_device and _NUMBERED.match(string_value(node) or "") and file.is_guarded(node):
+        reason = _ONE_DEVICE
     is_choice = finding.rule.name in _CHOOSE_DEVICE or _finds_device(file, finding)
     if not reason and is_device:
         reason = _built_for_cuda(file, node)

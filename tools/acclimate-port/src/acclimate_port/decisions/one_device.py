@@ -18,7 +18,15 @@ from acclimate_port.conditions.device_tests import may_stay
 from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.symbols import Kind
-from acclimate_port.source.torch_cuda import FIGURES, OLD_RESETS, RESETS, STREAMS, TELL_OF_DEVICE
+from acclimate_port.rules.base import Outcome
+from acclimate_port.source.torch_cuda import (
+    FIGURES,
+    NEVER_RAISE,
+    OLD_RESETS,
+    RESETS,
+    STREAMS,
+    TELL_OF_DEVICE,
+)
 from acclimate_port.source.tree import called_name, dotted, keyword
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
@@ -166,7 +174,16 @@ class OneDevice:
     def _chooses(self, index: int) -> bool:
         rule = self._all[index].finding.rule.name
         is_one = rule in _CHOOSE or (rule == "runtime-call" and self._called(index) in _CHOOSING_CALLS)
-        return is_one and self._all.counts(index)
+        return (is_one or self._needs_cuda(index)) and self._all.counts(index)
+
+    def _needs_cuda(self, index: int) -> bool:
+        """Whether a call stays that raises without CUDA: the program ends there, whatever its device is."""
+        finding, name = self._all[index].finding, self._called(index)
+        if finding.rule.name != "runtime-call" or finding.outcome is not Outcome.LEFT:
+            return False
+        is_told = name in NEVER_RAISE | TELL_OF_DEVICE | _FIGURES | _STATES
+        is_caught = self._file.tree.around(finding.node, cst.Try) is not None
+        return not (is_told or is_caught or self._file.is_guarded(finding.node))
 
     def _called(self, index: int) -> str:
         """The function of torch.cuda that a decision is on; ``""`` if it is on no call."""

@@ -34,6 +34,7 @@ _REASONS = {
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
+    Kind.GROUP: "torch's process groups have no kernels for Apple's MPS, which {place} would need",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
@@ -50,9 +51,11 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_OF_VALUES = (Kind.WIDE, Kind.FLOAT64, Kind.SPLIT)
+_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.FLOAT64, Kind.SPLIT)
 """What is known of each file that has been read, also if it was not ported."""
-_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE)
+_ALSO_IN_ONE_FILE = (Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.LOAD)
+"""What the joins inside one file do not look for."""
+_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP)
 """What is followed through all functions that a program calls."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
 """Names of modules that no other imports."""
@@ -187,8 +190,15 @@ class Project:
         key, homes = (path, text), self._lookups.homes
         if key not in homes:
             owner, name = _parted(text)
-            homes[key] = self._home(path, owner, name) if owner else (path, name)
+            homes[key] = self._home(path, owner, name) if owner else self._own_or_given(path, name)
         return homes[key]
+
+    def _own_or_given(self, path: Path, name: str) -> _Home:
+        """A name of a file, or of a module of which it imports all names."""
+        known = self._facts[path].outline
+        stars = known.stars if name not in known.defines else ()
+        homes = (self._home(path, star, name) for star in stars)
+        return next((home for home in homes if home is not None), (path, name))
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""
@@ -233,7 +243,7 @@ class Project:
             return True
         if path == other:
             is_by_another = symbol.kind is Kind.FLAG and by != path
-            return is_by_another or symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.LOAD)
+            return is_by_another or symbol.kind in _ALSO_IN_ONE_FILE
         if symbol.kind is Kind.BACKEND:
             return not self._importers(path).isdisjoint(self._importers(by))
         return not _is_loose(symbol.text) or self._knows(path, by)
@@ -385,12 +395,13 @@ class Project:
         else:
             held = self._modules.get(name, ())
             found = [one for one in held if _module(one).parts[-len(wanted) :] == wanted]
-        # A module that imports one of its own name means another.
-        found = [one for one in found if one != path]
+        # A module that imports one of its own name means another, if there is one.
+        others = [one for one in found if one != path]
+        is_script = path.parent / "__init__.py" not in self._facts
+        found = others if others or module.startswith(".") or not is_script else found
         if not found or module.startswith("."):
             return found
         if wanted[0] in sys.stdlib_module_names:  # a script's folder comes first
-            is_script = path.parent / "__init__.py" not in self._facts
             return [one for one in found if is_script and one.parent == path.parent]
         near = {one: _nearness(path.parent.parts, _module(one).parts[: -len(wanted)]) for one in found}
         # A module inside a package is found without the package's name only beside it, or below.
@@ -426,7 +437,32 @@ class Project:
                     waiting.append((meant, path, (path, line), 0))
         self._spread(waiting, following, found)
         for path, line in self._loads_of_cuda(found):
-            found[Kind.LOAD, self._made_by(path, MODULE)][path] = (path, line)
+            for running in self._running(path, line):
+                found[Kind.LOAD, self._made_by(running, MODULE)].setdefault(path, (path, line))
+        return found
+
+    def _running(self, path: Path, line: int) -> set[Path]:
+        """A file, and those whose code runs its function that a line is in, also through others."""
+        homes = {name for at, name in self._facts[path].files.loads if at == line} - {MODULE}
+        found, waiting = {path}, [(path, name) for name in homes]
+        seen = set(waiting)
+        while waiting:
+            users = set(self._run_by.get(waiting.pop(), ())) - seen
+            seen |= users
+            found |= {file for file, _ in users}
+            waiting += (one for one in users if one[1])
+        return found
+
+    @cached_property
+    def _run_by(self) -> dict[_Home, list[_Home]]:
+        """What runs each function or class: other functions, and the code of files, without a name."""
+        found: dict[_Home, list[_Home]] = defaultdict(list)
+        for path in self._facts:
+            runs, imported = self._run_of(path)
+            for name, home in runs:
+                found[home].append((path, name))
+            for home in imported if path.name != "__init__.py" else ():
+                found[home].append((path, ""))
         return found
 
     def _loads_of_cuda(self, found: Mapping[_Known, object]) -> list[_Place]:
@@ -437,8 +473,8 @@ class Project:
             near = {one: _nearness(path.parent.parts, one[0].parent.parts)[0] for one in saving}
             nearest_ones = [one for one in saving if near[one] == max(near.values())]
             stays = any(self._is_of_program_that_stays(*one, found) for one in nearest_ones)
-            if known.files.loads and (stays or not nearest_ones):
-                loads.append((path, min(known.files.loads)))
+            if stays or not nearest_ones:
+                loads += [(path, line) for line, _ in sorted(known.files.loads)]
         return loads
 
     def _is_of_program_that_stays(self, path: Path, name: str, found: Mapping[_Known, object]) -> bool:
@@ -529,9 +565,7 @@ class Project:
         so does the code that it runs. Two programs that run the same function are not joined by that.
         """
         known = self._facts[path].outline
-        if path not in self._lookups.run:
-            self._lookups.run[path] = self._run_and_imported(path)
-        runs, imported = self._lookups.run[path]
+        runs, imported = self._run_of(path)
         gives_on = path.name == "__init__.py" and path not in self._placed
         imported = [] if gives_on else imported
         named = [one for text in known.texts for one in self._named_by(path, text)]
@@ -565,6 +599,12 @@ class Project:
                 yield (kind, f"{file}:{run}{_RUNS}"), program
             for name, (file, run) in looked_up:
                 yield (kind, f"{file}:{run}{_RUNS}"), (kind, f"{path}:{name}{_RUNS}")
+
+    def _run_of(self, path: Path) -> tuple[list[tuple[str, _Home]], list[_Home]]:
+        """What :meth:`_run_and_imported` finds, which is looked up once."""
+        if path not in self._lookups.run:
+            self._lookups.run[path] = self._run_and_imported(path)
+        return self._lookups.run[path]
 
     def _run_and_imported(self, path: Path) -> tuple[list[tuple[str, _Home]], list[_Home]]:
         """What the functions of a file run, each with its name, and what the file imports by name."""

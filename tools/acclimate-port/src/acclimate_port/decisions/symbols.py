@@ -56,6 +56,8 @@ class Kind(Enum):
     """What a file tells of the device: in a message, a check or a result."""
     WIDE = "wide"
     """One whose code brings numbers of 64 bits to the device, or takes the device where there may be none."""
+    GROUP = "group"
+    """One whose code gives tensors to torch's process groups, or takes the device where there may be none."""
     LOAD = "load"
     """A file whose code loads a checkpoint to the device that it was saved on."""
     SPLIT = "split"
@@ -66,7 +68,7 @@ class Kind(Enum):
     """Tests that a guard in another file skips: see guarded_tests.py."""
 
 
-TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE, Kind.WIDE)
+TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE, Kind.WIDE, Kind.GROUP)
 """What stays or is ported together in each file and in what it imports."""
 
 

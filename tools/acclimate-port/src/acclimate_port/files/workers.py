@@ -23,6 +23,7 @@ from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.float64 import float64
 from acclimate_port.source.outline import Outline, outline, outline_of_imports
 from acclimate_port.source.parallel_reads import parallel_reads
+from acclimate_port.source.process_groups import on_groups
 from acclimate_port.source.saved_files import saved_files
 from acclimate_port.source.settings_files import chosen_by, devices_given, read_named, yaml_lines
 from acclimate_port.source.survey import Survey, joined, survey
@@ -160,7 +161,9 @@ def _port_again(
 
     between = project().between(_words)
     asked = replace(settings, concerns_all=True)
-    others |= {one.path: one.facts for one in _port_each(dict.fromkeys(between, asked), jobs, looks)}
+    # They are not ported, so nothing in them relies on others.
+    asked_of = _port_each(dict.fromkeys(between, asked), jobs, looks)
+    others |= {one.path: replace(one.facts, relies=frozenset()) for one in asked_of}
     for _ in range(_MOST_ROUNDS):
         found = project().doubts()
         if not found:
@@ -186,6 +189,7 @@ def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) 
     }
     found = float64(source)
     stays = {Symbol(Kind.WIDE, f"here:{home}"): line for home, line in found.on_device.items()}
+    stays |= {Symbol(Kind.GROUP, f"here:{home}"): line for home, line in on_groups(source).items()}
     stays |= {Symbol(Kind.FLOAT64, text): line for text, line in found.given.items()}
     implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
     implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]
@@ -193,7 +197,7 @@ def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) 
     if line := parallel_reads(source):
         stays[Symbol(Kind.SPLIT, "any:device_ids")] = line
     files = saved_files(source)
-    files = replace(files, loads=files.loads - loaded)
+    files = replace(files, loads=frozenset(one for one in files.loads if one[0] not in loaded))
     return replace(facts, stays=facts.stays | stays, implies=implied, files=files)
 
 

@@ -10,13 +10,14 @@ from libcst.metadata import GlobalScope
 
 from acclimate_port.new_code.edits import insert
 from acclimate_port.rules.base import Example, Finding, Rule
+from acclimate_port.source.saved_files import SavedFiles, saved_files
 from acclimate_port.source.tree import called_name, dotted, entry_key, keyword, last_name, positional
 from acclimate_port.source.values import Kind
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 _COPIES = re.compile(
     r"model|module|net(work)?s?(_|$|\d|[A-Z])|encoder|decoder|generator|discriminator|critic|actor|backbone|policy"
-    r"|classifier|optim|sched",
+    r"|classifier|optim|sched|(^|_)(gen|dis|disc|enc|dec)(_|$)",
     re.IGNORECASE,
 )
 """Names of modules, optimizers and schedulers, which copy what they load to the device of their own tensors."""
@@ -70,14 +71,38 @@ the project that is ported saves such files."""
     def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         if file.tree.qualified(node.func) != "torch.load" or not is_bare(node) or file.in_fstring(node):
             return None
-        way = _Way()
-        if _is_chosen(file, node) or not _goes_to_modules(file, node, node, way) or not way.is_copied:
+        way = _way_to_modules(file, node)
+        if way is None:
             return None
         text = file.tree.source(node)
         quote = "'" if "'" in text and '"' not in text else '"'
         end = file.span(node.args[-1]).end
-        unsafe = _OWN if file.survey.own_loaders and not way.is_module else ""
+        unsafe = _OWN if file.survey.own_loaders and not way.is_module else _beside_one_that_stays(file, node)
         return self.convert(file, node, insert(end, f", map_location={quote}cpu{quote}"), unsafe=unsafe)
+
+
+def _way_to_modules(file: SourceFile, load: cst.Call) -> _Way | None:
+    """How a checkpoint comes to modules that copy it; ``None`` if it also goes elsewhere."""
+    way = _Way()
+    is_one = not _is_chosen(file, load) and _goes_to_modules(file, load, load, way) and way.is_copied
+    return way if is_one else None
+
+
+def _beside_one_that_stays(file: SourceFile, load: cst.Call) -> str:
+    """Why a load is half of one: its function loads another checkpoint to where it was saved."""
+    function, lines = file.tree.function(load), {line for line, _ in _checkpoints(file).loads}
+    for other in file.loads:
+        line = file.tree.line(file.span(other).start)
+        is_beside = other is not load and file.tree.function(other) is function and line in lines
+        if is_beside and is_bare(other) and _way_to_modules(file, other) is None:
+            return f"line {line} loads another checkpoint, to the device that it was saved on"
+    return ""
+
+
+@kept
+def _checkpoints(file: SourceFile) -> SavedFiles:
+    """What the file loads and saves."""
+    return saved_files(file.tree.text)
 
 
 def is_bare(call: cst.Call) -> bool:
@@ -142,7 +167,7 @@ def _holder_goes(file: SourceFile, load: cst.Call, name: cst.Name, way: _Way) ->
     is_global = (
         bool(bound) and isinstance(bound[0].scope, GlobalScope) and file.tree.function(name) is not None
     )
-    if is_global or not all(_is_of(file, one, load, name) for one in held):
+    if is_global or not all(_is_of(one, load, name, way) for one in held):
         return False
     reads = file.tree.reads(name)
     return bool(reads) and all(_goes_to_modules(file, load, read, way) for read in reads)
@@ -180,8 +205,8 @@ def _is_taken(file: SourceFile, load: cst.Call, call: cst.Call, argument: cst.Ar
     return isinstance(updated, cst.Name) and _holder_goes(file, load, updated, way)
 
 
-def _is_of(file: SourceFile, value: cst.CSTNode | None, load: cst.Call, name: cst.Name) -> bool:
-    """Whether a value is a checkpoint, an entry of what a name holds, or a dictionary for a module."""
+def _is_of(value: cst.CSTNode | None, load: cst.Call, name: cst.Name, way: _Way) -> bool:
+    """Whether a value is a checkpoint, a part of one, an entry of what a name holds, or a dictionary for a module."""
     while isinstance(value, cst.Subscript):
         value = value.value
     if isinstance(value, cst.Call):
@@ -193,7 +218,8 @@ def _is_of(file: SourceFile, value: cst.CSTNode | None, load: cst.Call, name: cs
     if isinstance(value, (cst.DictComp, cst.IfExp)):
         return True
     is_empty = isinstance(value, cst.Dict) and not value.elements
-    return is_empty or (isinstance(value, cst.Name) and value.value == name.value)
+    is_part = isinstance(value, cst.Name) and (value.value == name.value or id(value) in way.seen)
+    return is_empty or is_part
 
 
 def _named_in(call: cst.Call, name: cst.Name) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
+from acclimate_port.dataflow.sinks import DEVICE_METHODS
 from acclimate_port.new_code.added_functions import ON_ANY_DEVICE
 from acclimate_port.new_code.edits import insert
 from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule
+from acclimate_port.source.tree import called_name
 from acclimate_port.source.values import methods
 from acclimate_port.source_file import SourceFile
 
@@ -37,7 +39,7 @@ class DataParallel(Rule[cst.Call]):
 torch splits a batch over CUDA devices only; on another accelerator the first step fails, even with one device. The edit
 keeps torch's object, and on CUDA and on a host nothing changes. Elsewhere the device of the model's parameters gets the
 whole batch, and the inputs are moved there, as torch does on CUDA. The edit is unsafe where a file of the program reads
-`device_ids` of a model. To use several devices other than CUDA, a program needs `DistributedDataParallel`.
+`device_ids` of a model, and where nothing else moves the model: torch moves it to one CUDA device. To use several devices other than CUDA, a program needs `DistributedDataParallel`.
 
 A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and
 the functions that it calls: without CUDA a program should call the module directly."""
@@ -82,9 +84,31 @@ the functions that it calls: without CUDA a program should call the module direc
         unsafe = ""
         if file.attributes["device_ids"]:
             unsafe = "the file reads `device_ids`, which is empty on other accelerators"
+        elif _alone_moves(file, node):
+            unsafe = "nothing else moves the model, so that it would stay on the host on other accelerators"
         finding = self.convert(file, node, *edits, unsafe=unsafe)
         finding.claims = ()
         return finding
+
+
+def _alone_moves(file: SourceFile, wrapped: cst.Call) -> bool:
+    """Whether a model is made in the call, and a local name alone holds the result, which nothing moves.
+
+    torch moves it there if there is one CUDA device.
+    """
+    made = wrapped.args[0].value if wrapped.args else None
+    assign = file.tree.parent(wrapped)
+    if not isinstance(made, cst.Call) or not (called_name(made) or "")[:1].isupper():
+        return False
+    if not isinstance(assign, cst.Assign) or len(assign.targets) != 1:
+        return False
+    name = assign.targets[0].target
+    if not isinstance(name, cst.Name) or len(file.bound_values(name)) != 1:
+        return False
+    used = [file.tree.parent(read) for read in file.tree.reads(name)]
+    is_moved = any(isinstance(one, cst.Attribute) and one.attr.value in DEVICE_METHODS for one in used)
+    is_given = any(isinstance(one, (cst.Arg, cst.Return, cst.Assign, cst.Element)) for one in used)
+    return not (is_moved or is_given)
 
 
 def _own_data_parallel(file: SourceFile, name: cst.BaseExpression) -> list[cst.ClassDef]:

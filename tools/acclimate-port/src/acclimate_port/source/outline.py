@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ _NAMING = {ast.Name, ast.Attribute, ast.Subscript, ast.Call}
 """What names something, or looks it up."""
 _ADD = {"append", "add", "setdefault", "insert"}
 """Methods that add their last argument to a list, a set or a dictionary."""
+_OF_PYTHON = {*dir(builtins)}
 _MOST_IMPORTS = 4
 """The most imports of one name that are followed."""
 _LOOK_UP = {"get", "build"}
@@ -111,9 +113,11 @@ def outline(source: str | bytes) -> Outline:
         for at in range(min(max(map(len, imported.values()), default=1), _MOST_IMPORTS))
     ]
     names = {name: held[-1] for name, held in imported.items()}
-    bases = ((one.name, _text(base, by)) for one in classes for base in one.bases for by in choices)
     statements = list(_of_module(module))
     defined = {name: [one] for one in statements for name in _bound_by(one)}
+    bases = [(one.name, _text(base, by)) for one in classes for base in one.bases for by in choices]
+    if stars:
+        bases = [(name, _given_by_star(text, {*defined})) for name, text in bases]
     for one in statements:
         for name in _filled_by(one) & defined.keys():
             defined[name].append(one)
@@ -128,6 +132,8 @@ def outline(source: str | bytes) -> Outline:
     naming = {key: [one for one in nodes if type(one) in _NAMING] for key, nodes in walked.items()}
     projects = [{name: full for name, full in by.items() if not NO_PROJECT.match(full)} for by in choices]
     own = {*defined}
+    # A name that nothing binds may come from `from settings import *`.
+    free = _loaded(module) - names.keys() if stars else set()
     registers = {name for name, _ in fills}
     text = text_of(source)
     texts = NamedInTexts(text, module)
@@ -148,7 +154,7 @@ def outline(source: str | bytes) -> Outline:
                 text
                 for one in held
                 for by in projects
-                for text in _mentioned(one, naming[id(one)], own - {name}, by, registers)
+                for text in _mentioned(one, naming[id(one)], (own | free) - {name}, by, registers)
             )
             for name, held in defined.items()
         },
@@ -199,9 +205,12 @@ def _is_script(statements: list[ast.AST], own: set[str]) -> bool:
 def _tabled(
     statement: ast.AST, nodes: list[ast.AST], names: dict[str, str], searches: bool
 ) -> Iterator[Text]:
-    """The modules, among other things that are imported, that are entries of a table: ``{"nerf": nerf}``."""
-    is_assigned = isinstance(statement, ast.Assign)
-    tables = [one for one in nodes if isinstance(one, ast.Dict)] if is_assigned else []
+    """The modules, among other things that are imported, that are entries of a table: ``{"nerf": nerf}``.
+
+    The table may be one that a function makes for itself.
+    """
+    is_own = isinstance(statement, (ast.Assign, *_OWN_NAMES))
+    tables = [one for one in nodes if isinstance(one, ast.Dict)] if is_own else []
     for value in (value for table in tables for value in table.values):
         if isinstance(value, ast.Name) and value.id in names and not NO_PROJECT.match(names[value.id]):
             yield Text(Names.MODULE, names[value.id])
@@ -248,7 +257,7 @@ def _mentioned(
     Args:
         statement: the statement.
         nodes: the names, attributes, entries and calls that it holds.
-        own: the names of the module.
+        own: the names of the module, and those that it may get from `import *`.
         names: the full names of imports of what the project may define.
         registers: the functions that register.
     """
@@ -398,6 +407,18 @@ def _called(node: ast.expr) -> ast.expr:
     while isinstance(node, ast.Call):
         node = node.func
     return node
+
+
+def _loaded(module: ast.Module) -> set[str]:
+    """The names that a module reads, other than Python's own."""
+    named = (one for one in python_nodes(module) if isinstance(one, ast.Name))
+    return {one.id for one in named if isinstance(one.ctx, ast.Load)} - _OF_PYTHON
+
+
+def _given_by_star(base: str, defined: set[str]) -> str:
+    """The text of a base in a module that imports all names of another."""
+    kind, _, name = base.partition(":")
+    return f"star:{name}" if kind == "here" and name not in defined | _OF_PYTHON else base
 
 
 def _bound_by(statement: ast.AST) -> Iterator[str]:

@@ -23,8 +23,11 @@ _SIMPLE = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)
 class SavedFiles:
     """The files of a program that torch writes and reads."""
 
-    loads: frozenset[int] = frozenset()
-    """The lines that load a checkpoint without ``map_location``."""
+    loads: frozenset[tuple[int, str]] = frozenset()
+    """The lines that load a checkpoint without ``map_location``, each with its function.
+
+    ``<module>`` stands for code of the module and of classes.
+    """
     saves: frozenset[str] = frozenset()
     """The functions and classes whose code saves a file."""
 
@@ -38,7 +41,7 @@ def saved_files(source: str | bytes) -> SavedFiles:
     if module is None:
         return SavedFiles()
     torch, functions = _names_of_torch(module)
-    loads: set[int] = set()
+    loads: set[tuple[int, str]] = set()
     saves: set[str] = set()
     lines = text.splitlines()
     for statement in module.body:
@@ -53,7 +56,8 @@ def saved_files(source: str | bytes) -> SavedFiles:
                 if name == "save":
                     saves.add(home)
                 elif name == "load" and _is_bare(call) and _OF_MODEL.search(said):
-                    loads.add(call.lineno)
+                    # A program that uses a class may never load: only a function is known to.
+                    loads.add((call.lineno, MODULE if isinstance(statement, ast.ClassDef) else home))
     return SavedFiles(frozenset(loads), frozenset(saves))
 
 

@@ -46,6 +46,7 @@ _SETS_VISIBLE = re.compile(
     re.M,
 )
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
+_GROUPS_ON_HOST = re.compile(rb"""["']gloo["']|\binit_process_group\(\s*\)""")
 _ASKS = re.compile(rb"\bcuda\.(?:is_available|device_count)\(")
 _HOLDER = re.compile(rb"(\w+)(?:[\"']\])?[ \t]*(?::[^=\n]*)?=(?!=)[^=]*$")
 _OPTION = re.compile(
@@ -149,6 +150,9 @@ class Survey:
     own_loaders: frozenset[str] = frozenset()
     """Classes with a method ``load_state_dict`` that are no modules, and may keep what it gets."""
 
+    groups_on_host: bool = False
+    """Whether a file may make a process group of the host: of gloo, or without a backend."""
+
     backends: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
 
@@ -237,6 +241,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         _IMPORT_OF_LIGHTNING.search(source) is not None,
         frozenset(_for_nvidia(source, path)) if path is not None else frozenset(),
         frozenset(_own_loaders(source)),
+        _GROUPS_ON_HOST.search(source) is not None,
         frozenset(backends_given(source)),
     )
 

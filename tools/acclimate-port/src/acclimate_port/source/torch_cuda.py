@@ -16,7 +16,7 @@ SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", 
 """Functions that change the random numbers, and without CUDA do nothing."""
 CURRENT_STREAMS = ("current_stream", "default_stream")
 STREAMS = ("Stream", "stream", "set_stream", *CURRENT_STREAMS)
-LEAVE_CUDA_UNUSED = FIGURES | SEEDS | {"empty_cache", "ipc_collect", "memory_stats", "is_initialized"}
+LEAVE_CUDA_UNUSED = FIGURES | SEEDS | {"empty_cache", "memory_stats", "is_initialized"}
 """Names whose calls do nothing, or return nothing used, while CUDA is unused."""
 NEVER_RAISE = LEAVE_CUDA_UNUSED | {
     *("is_available", "device_count", "is_bf16_supported", "get_rng_state_all", "OutOfMemoryError"),
