@@ -31,8 +31,8 @@ from acclimate_conformance.result import Result
 def examine(check: Check, subject: Subject) -> Result:
     """Runs one check in this process.
 
-    Any exception from a vendor's code is a failure with that reason, even ``SystemExit`` and errors of torch that
-    are no ``Exception``, such as that of ``torch.distributed.checkpoint``. Only Ctrl-C ends the run.
+    Any exception from a vendor's code is a failure with that reason, even ``SystemExit`` and errors of torch
+    that are no ``Exception``, such as that of ``torch.distributed.checkpoint``. Only Ctrl-C ends the run.
     """
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
