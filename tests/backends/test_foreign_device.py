@@ -29,36 +29,55 @@ THEIRS = {
     "dtypes/attention_with_every_option",
     "dtypes/autocast_chooses_dtypes",
     "dtypes/copies_of_lazy_views",
+    "dtypes/derivatives_forwards",
+    "dtypes/every_option_of_an_operator",
     "dtypes/every_small_number",
+    "dtypes/gradients_are_clipped",
     "dtypes/gradients_are_slopes",
     "dtypes/gradients_as_on_the_host",
+    "dtypes/gradients_in_hard_cases",
     "dtypes/gradients_of_operators",
+    "dtypes/integers_with_options",
+    "dtypes/kernels_as_on_the_host",
     "dtypes/known_results",
     "dtypes/known_results_of_precision",
     "dtypes/layers",
     "dtypes/layers_with_options",
     "dtypes/lists_of_tensors_as_on_the_host",
     "dtypes/long_reductions",
-    "dtypes/modules_as_on_the_host",
+    "dtypes/operators_after_other_calls",
     "dtypes/operators_as_on_the_host",
     "dtypes/operators_at_edges",
+    "dtypes/operators_in_any_setting",
     "dtypes/operators_in_every_dtype",
     "dtypes/operators_in_place_and_into_others",
     "dtypes/operators_in_place_on_views",
     "dtypes/operators_of_any_length",
     "dtypes/operators_on_any_layout",
+    "dtypes/operators_on_other_operands",
+    "dtypes/operators_on_rows_that_differ",
     "dtypes/operators_on_special_numbers",
+    "dtypes/operators_within_autocast",
     "dtypes/overflow",
     "dtypes/pairs_of_numbers",
     "dtypes/places_and_order",
     "dtypes/reductions",
     "dtypes/reductions_with_options",
     "dtypes/results_are_rounded",
+    "dtypes/results_have_the_default_dtype",
+    "dtypes/results_have_torchs_dtype",
+    "dtypes/results_keep_the_memory_format",
     "dtypes/sums",
     "dtypes/wrong_arguments_are_refused",
     "dtypes/wrong_shapes_are_refused",
     "graphs/every_kind_of_input_is_read_again",
     "launching/fork_after_selection",
+    "memory/walks_over_memory",
+    "random/distributions",
+    "random/refused_draws_change_nothing",
+    "runtime/fake_tensors_tell_the_truth",
+    "runtime/optimizers_go_on",
+    "runtime/walks_over_saved_tensors",
 }
 
 
@@ -105,7 +124,7 @@ def test_it_fails_only_the_checks_of_conformance_that_are_its_own_fault(
     results = json.loads((tmp_path / "results.json").read_text())
     outcomes = {result["check"]: result["outcome"] for result in results["results"]}
     assert {check for check, outcome in outcomes.items() if outcome == "failed"} <= THEIRS, ended.stdout
-    assert list(outcomes.values()).count("passed") > 180, ended.stdout
+    assert list(outcomes.values()).count("passed") > 240, ended.stdout
 
 
 def test_a_gpt_trains_on_it_with_ddp_on_two_ranks(environment: dict[str, str], tmp_path: Path) -> None:

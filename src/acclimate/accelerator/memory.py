@@ -39,16 +39,17 @@ class Memory(Devices):
     """
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an exception means that the device is out of memory.
+        """Whether an exception means that the device, or the host, is out of memory.
 
-        ``except acc.OutOfMemoryError`` misses the host's allocator, which raises a plain ``RuntimeError``;
-        code that retries with a smaller batch should call this method instead.
+        ``except acc.OutOfMemoryError`` misses torch's allocator for the host, which raises a plain
+        ``RuntimeError``; code that retries with a smaller batch should call this method instead. Programs for
+        a device meet that allocator in copies to the host, and in operators that torch computes there.
 
-        Delegates to: :attr:`OutOfMemoryError`.
-        CPU: also the error of torch's host allocator, recognised by its message.
+        Delegates to: :attr:`OutOfMemoryError`, and the message of the error of torch's host allocator.
+        CPU: as stated.
         CUDA: as stated.
         """
-        return isinstance(error, self.OutOfMemoryError)
+        return isinstance(error, self.OutOfMemoryError) or is_host_out_of_memory(error)
 
     def _offered_by_allocator(self, name: str, generic_name: str | None = None) -> Callable[..., Any] | None:
         """Like :meth:`_offered`, but skips ``torch.accelerator`` if the allocator keeps no statistics.

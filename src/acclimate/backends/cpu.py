@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
-from acclimate.accelerator.memory import is_host_out_of_memory
 from acclimate.backends import builtin, process_memory
 from acclimate.backends.presence import is_installed
 from acclimate.errors import InvalidEnvironmentError, excerpt
@@ -121,9 +120,6 @@ class CPUAccelerator(Accelerator):
         return {
             f"{pool}.{key}": size for pool in pools for key, size in (("current", current), ("peak", peak))
         }
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return super().is_out_of_memory(error) or is_host_out_of_memory(error)
 
     def _memory_info(self, index: int) -> tuple[int, int]:
         return topology.available_memory(), topology.total_memory()

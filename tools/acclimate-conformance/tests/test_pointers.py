@@ -121,6 +121,23 @@ def test_an_error_that_has_nothing_to_do_with_a_dtype_is_no_false_claim() -> Non
     assert examine(raises, Subject(ClaimsFloat8(), "cpu")).reason == "ValueError: no luck"
 
 
+def test_an_error_that_is_no_exception_fails_its_check_and_ctrl_c_ends_the_run() -> None:
+    """torch.distributed.checkpoint raises such an error, and pytest-xdist would end with it."""
+    from torch.distributed.checkpoint import CheckpointException
+
+    raised: list[BaseException] = [CheckpointException("it failed", {}), KeyboardInterrupt()]
+
+    @check("amp", promise="It raises.", once=True)
+    def raises(accelerator: Accelerator) -> None:
+        raise raised.pop(0)
+
+    result = examine(raises, Subject(CPUAccelerator(), "cpu"))
+    assert result.outcome == "failed"
+    assert result.reason.startswith("CheckpointException: ")
+    with pytest.raises(KeyboardInterrupt):
+        examine(raises, Subject(CPUAccelerator(), "cpu"))
+
+
 class Block(AbstractContextManager[None]):
     """A block that is equal to others of its kind."""
 

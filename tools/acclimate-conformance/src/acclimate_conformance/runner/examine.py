@@ -31,7 +31,8 @@ from acclimate_conformance.result import Result
 def examine(check: Check, subject: Subject) -> Result:
     """Runs one check in this process.
 
-    Any exception from a vendor's code is a failure with that reason, even ``SystemExit``.
+    Any exception from a vendor's code is a failure with that reason, even ``SystemExit`` and errors of torch
+    that are no ``Exception``, such as that of ``torch.distributed.checkpoint``. Only Ctrl-C ends the run.
     """
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
@@ -54,7 +55,9 @@ def examine(check: Check, subject: Subject) -> Result:
         outcome, reason = "not offered", str(absent)
     except BrokenPromiseError as broken:
         outcome, reason, place, cause = "failed", str(broken), place_of(broken), broken.cause
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a vendor's code may raise anything
         outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
         place, cause = place_of(error), reason
         at_fault = calls.raising(error)

@@ -186,6 +186,8 @@ def _sharded(here: Observer, device: str) -> None:
         mesh = init_device_mesh(here.accelerator.device_type, (here.count,))
     except AttributeError as error:  # it asks torch's module for the device for what not all have
         raise NotImplementedError(describe(error)) from error
+    if not hasattr(here.accelerator.torch_module, "Stream"):  # fully_shard gathers on streams that it makes
+        raise NotImplementedError("fully_shard needs streams, and torch's module for the device has none")
     wanted = _trained(here, 2)
     for again in (True, False):
         model = _model(here).to(device)

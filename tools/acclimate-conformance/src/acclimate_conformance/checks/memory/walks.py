@@ -425,7 +425,10 @@ class _Memory(Walk):
         for held in self.held:
             if held.counted and held.tensors[0].untyped_storage().nbytes():
                 there = self._bytes(held)
-                ends = there[:: max(1, there.numel() - 1)].tolist()
+                ends = [
+                    *there[:1].tolist(),
+                    *there[-1:].tolist(),
+                ]  # one with a step needs memory to be copied
                 require(
                     set(ends) == {held.value},
                     f"{self._where(held)} holds {ends} at its ends, not {held.value}: other memory overlaps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import REDUCED
 from acclimate_conformance.checks.programs import Offered, Program, raised, require_as_on_the_host, there
 
 
@@ -547,12 +549,11 @@ def _recomputed(place: str) -> Any:
     return [*found, raised(lambda: result.sum().backward())]
 
 
-def _recomputed_under_autocast(place: str) -> Any:
+def _recomputed_under_autocast(dtype: torch.dtype, place: str) -> Any:
     """A block that is computed again is computed in the dtypes of the first time."""
     kind = torch.device(place).type
     if not torch.amp.is_autocast_available(kind):
         raise NotImplementedError(f"autocast on {kind}")
-    torch.zeros(1, dtype=torch.bfloat16, device=place)  # which a device may lack
     seen: list[str] = []
     x = _leaf(place, 4, 4)
 
@@ -562,7 +563,7 @@ def _recomputed_under_autocast(place: str) -> Any:
         return product.float().sin()
 
     for reentrant in (False, True):
-        with torch.autocast(kind, torch.bfloat16):
+        with torch.autocast(kind, dtype):
             result = checkpoint(block, x, use_reentrant=reentrant)
         result.sum().backward()
     return [seen, str((x @ x).dtype)]
@@ -629,14 +630,16 @@ _PROGRAMS: dict[str, Program] = {
     "hooks of saved tensors": _saved,
     "layers that save tensors unseen": _seen_by_packing,
     "checkpoints with options": _recomputed,
-    "a checkpoint within autocast": _recomputed_under_autocast,
 }
 
 
 @check(
-    "current_device_name",
+    "current_device_name", "supported_dtypes",
     promise="Functions, hooks, modes and checkpoints of autograd do on the device what they do on the host.",
     of="operators",
-)
+)  # fmt: skip
 def autograd_is_torchs(accelerator: Accelerator) -> str | None:
-    return require_as_on_the_host(accelerator, _PROGRAMS)
+    programs = dict(_PROGRAMS)
+    for dtype in [d for d in REDUCED if d in accelerator.supported_dtypes()][:1]:
+        programs["a checkpoint within autocast"] = functools.partial(_recomputed_under_autocast, dtype)
+    return require_as_on_the_host(accelerator, programs)

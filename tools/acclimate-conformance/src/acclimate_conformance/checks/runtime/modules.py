@@ -59,6 +59,8 @@ def _parametrized(place: str) -> Any:
 
 def _pruned(place: str) -> Any:
     layer: Any = _filled(nn.Linear(4, 4), place)
+    with torch.no_grad():  # no two weights are as near to zero: which of them goes first is not said
+        layer.weight.add_(torch.arange(16.0, device=place).view(4, 4) / 1024)
     l1_unstructured(layer, "weight", amount=5)
     custom_from_mask(layer, "bias", torch.tensor([1, 0, 1, 1], device=place))
     found = [layer(there(place, 3, 4)), layer.weight_mask, dict(layer.named_buffers())]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from acclimate.accelerator import Accelerator
+from acclimate.accelerator import Accelerator, HostStream
 from acclimate_conformance.checks.assertions import (
     all_told,
     device_names,
@@ -91,7 +91,8 @@ def _note_regrown(accelerator: Accelerator, name: str, noted: Callable[[bool, st
         if "unexpected device type" in str(error):
             return
         raise
-    if not is_host(accelerator) and callable(getattr(base, "record_stream", None)):
+    has_streams = not (is_host(accelerator) or issubclass(accelerator.Stream, HostStream))
+    if has_streams and callable(getattr(base, "record_stream", None)):
         try:
             base.record_stream(accelerator.current_stream())
             torch.empty(0, device=name).record_stream(accelerator.current_stream())

@@ -255,7 +255,9 @@ def _exported(place: str) -> Any:
 
 
 def _checkpointed_by_parts(place: str) -> Any:
-    """torch.distributed.checkpoint, in one process."""
+    """torch.distributed.checkpoint, in one process; it asks for a device's stream also on the host."""
+    if not hasattr(torch.get_device_module(), "current_stream"):
+        raise NotImplementedError("torch's module for the device has no streams")
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
     state: dict[str, Any] = {
