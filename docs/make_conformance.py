@@ -89,7 +89,8 @@ Rules that may surprise:
   largest. Operators on float64, in place and into tensors given as out must give what they give elsewhere.
 - What torch leaves open is not compared: which of several equal numbers is chosen, the sign of a chosen zero, what a
   normalization saves for its backward pass, integers made of numbers beyond their dtype, and NaN or infinity where
-  infinities are subtracted. Nor is an operator whose test in torch is marked as failing on this type of device.
+  infinities are subtracted. Nor is an operator whose test in torch is marked as failing on this type of device. Of
+  equal numbers, `argmax` and `argmin` must tell the first, as torch documents, and stable sorts keep their order.
 - A few results of 16 bits may differ in the last digit. If many do, the device truncates, and fails.
 - NCCL and similar backends have no tags of messages, and end the process after a time-out. Others keep both promises.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore

@@ -22,11 +22,11 @@ class _InTheChild(CPUAccelerator):
             distributed.all_reduce, distributed.broadcast, distributed.all_gather = (
                 _of_later_parts(_whole_vectors(distributed.all_reduce)),
                 _true(distributed.broadcast),
-                _now_and_then(distributed.all_gather),
+                _into_copies(_now_and_then(distributed.all_gather)),
             )
             distributed.all_to_all_single = _same_parts(_equal_parts(distributed.all_to_all_single))
             distributed.barrier = _of_all(distributed.barrier)
-            distributed.all_gather_into_tensor = _early(distributed.all_gather_into_tensor)
+            distributed.all_gather_into_tensor = _remembered(_early(distributed.all_gather_into_tensor))
             shm_op.inference_all_reduce = _of_a_copy(shm_op.inference_all_reduce)
         return super().communication_backend_name()
 
@@ -70,6 +70,26 @@ def _now_and_then(all_gather: Any) -> Any:
         work = all_gather(tensors, *options, **named)
         if next(calls) % 40 == 0:
             tensors[-1].zero_()
+        return work
+
+    return gather
+
+
+def _into_copies(all_gather: Any) -> Any:
+    def gather(tensors: list[torch.Tensor], *options: Any, **named: Any) -> Any:
+        return all_gather([t.contiguous() for t in tensors], *options, **named)
+
+    return gather
+
+
+def _remembered(all_gather_into_tensor: Any) -> Any:
+    results: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+
+    def gather(whole: torch.Tensor, mine: torch.Tensor, *options: Any, **named: Any) -> Any:
+        work = all_gather_into_tensor(whole, mine, *options, **named)
+        if work is None:
+            # With both tensors, which keeps their numbers from being given to others.
+            whole.copy_(results.setdefault((id(whole), id(mine)), (whole.clone(), whole, mine))[0])
         return work
 
     return gather
@@ -180,7 +200,17 @@ class SumsACopy(_InTheChild):
     """inference_all_reduce sums a copy of a tensor that is not contiguous."""
 
 
+class GathersOnceForEachTensor(_InTheChild):
+    """A second all_gather_into_tensor of the same two tensors gives the first one's numbers."""
+
+
+class GathersIntoCopies(_InTheChild):
+    """all_gather into tensors with gaps between their elements fills copies of them."""
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
+    GathersOnceForEachTensor: "communication/same_tensors_again",
+    GathersIntoCopies: "communication/results_into_columns",
     ReducesWholeVectors: "communication/tails",
     BroadcastsOnlyTrue: "communication/other_dtypes",
     BroadcastsToTheStart: "communication/tensors_of_any_shape",

@@ -41,6 +41,19 @@ def _there(result: Any, like: torch.Tensor) -> Any:
     return result.to(like.device)
 
 
+class ProductsOfBfloat16AreOfFloat16(_WithKernels):
+    """A product of bfloat16 goes through float16, in which large numbers are infinite."""
+
+    @staticmethod
+    def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first, second = a.cpu(), b.cpu()
+        if first.dtype == torch.bfloat16:
+            first, second = (t.half().bfloat16() for t in (first, second))
+        return _there(first @ second, a)
+
+    kernels = {"mm": _mm}
+
+
 class JoinsOnTheCurrentDevice(_WithKernels):
     """cat gives a tensor on the current device, wherever its tensors are."""
 
@@ -949,6 +962,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         LastNormalNumberRepeats: "random/draws_are_independent",
         SmallestIsNotFound: "dtypes/integers_at_their_edges",
         LargeViewsAreNotChanged: "dtypes/operators_in_place_on_views",
+        ProductsOfBfloat16AreOfFloat16: "dtypes/autocast_keeps_the_numbers_of_its_dtype",
         JoinsOnTheCurrentDevice: "dtypes/places_and_order",
         SingularMatricesHaveAnInverse: "dtypes/wrong_shapes_are_refused",
         BatchesCountAlike: "dtypes/known_results",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import torch
@@ -432,6 +433,15 @@ class ZerosAreHere(_Patched):
         self.put(torch.Tensor, "new_zeros", zeros)
 
 
+class RecordForgetsTheLimit(SimAccelerator):
+    """The device_count of its record counts all devices, also within a limit."""
+
+    def set_visible_devices_envs(
+        self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
+    ) -> None:
+        pass  # the record of the child, in which nothing is planted, then counts all of them
+
+
 class RecordNamesAnotherLimit(SimAccelerator):
     """The accelerator reads another variable than its record says."""
 
@@ -502,6 +512,10 @@ class PinnedSourcesAreReadLate(_Patched):
 class CompiledResultsAreOne(_Patched):
     """A compiled function writes its result to where its last result is."""
 
+    @staticmethod
+    def reuses() -> bool:
+        return True
+
     def patch(self) -> None:
         def compiled(theirs: Any) -> Any:
             def call(function: Any, **options: Any) -> Any:
@@ -510,7 +524,7 @@ class CompiledResultsAreOne(_Patched):
                 def run(*given: Any) -> Any:
                     result = runs(*given)
                     first = result[0] if isinstance(result, tuple) and len(result) == 2 else None
-                    if first is None or first.device.type != "sim":
+                    if first is None or first.device.type != "sim" or not self.reuses():
                         return result
                     last.append(first)
                     return (last[0].copy_(first), *result[1:])
@@ -520,6 +534,14 @@ class CompiledResultsAreOne(_Patched):
             return call
 
         self.put(torch, "compile", compiled)
+
+
+class CompiledResultsAreOneInInference(CompiledResultsAreOne):
+    """The same where no gradients are recorded."""
+
+    @staticmethod
+    def reuses() -> bool:
+        return not torch.is_grad_enabled()
 
 
 class _Trains(SimAccelerator):
@@ -586,6 +608,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ZerosAreHere: "devices/types_mean_the_current_device",
         SettingsStayHere: "launching/first_use",
         RecordNamesAnotherLimit: "runtime/record_agrees",
+        RecordForgetsTheLimit: "runtime/record_agrees",
+        CompiledResultsAreOneInInference: "runtime/compiled_functions_have_effects",
         WeightsAreThoseOfTheCurrentDevice: "runtime/models_on_several_devices",
         LongCopiesEndEarly: "dtypes/transfers",
         PinnedSourcesAreReadLate: "streams/waits_end_copies_to_the_device",

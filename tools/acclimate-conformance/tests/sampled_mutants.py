@@ -22,6 +22,7 @@ from acclimate_conformance.checks.dtypes.sampled import (
     numbers,
     options,
     refusals,
+    repeated,
     rows,
     samples,
     settings,
@@ -1183,6 +1184,19 @@ class ThresholdOfTheInput(_WithKernels):
     kernels = {"softplus_backward": _softplus}
 
 
+class RowsBeyondTheGridAreZero(_WithKernels):
+    """softmax of the last dimension leaves all rows after the first 65,535 zero."""
+
+    @staticmethod
+    def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        result = x.cpu().float().softmax(dim).to(x.dtype if not half_to_float else torch.float32)
+        if x.dim() > 1 and dim in (-1, x.dim() - 1):
+            result.flatten(0, -2)[65_535:] = 0
+        return _there(result, x)
+
+    kernels = {"_softmax": _softmax}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ThreadsGetZeros: (settings.operators_in_any_setting, ("exp",)),
     QuotientsOf32Bits: (settings.operators_in_any_setting, ("sqrt",)),
@@ -1277,6 +1291,7 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ReducedGradientsAreNotClipped: (models.gradients_are_clipped, ()),
     ReducedListsAreNotMultiplied: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
     NumbersAreNotTrained: (models.optimizers_as_on_the_host, ("Adam",)),
+    RowsBeyondTheGridAreZero: (repeated.operators_beyond_the_grid, ("softmax",)),
     NumbersInListsStay: (topics.lists_of_tensors_as_on_the_host, ("_foreach_lerp",)),
     SlopeOfAnotherSelu: (topics.gradients_as_on_the_host, ("nn.functional.selu",)),
 }
@@ -1296,7 +1311,7 @@ def main() -> None:
     told, of_sound = {}, {}
     for mutant, (topic, names) in {**FOUND_BY, **FOUND_NOTHING_BY}.items():
         topics.lists_of_tensors = lambda names=names: [op for op in lists if op.name in names]  # type: ignore
-        for module in (topics, kernels, numbers, options, refusals, rows, settings, sizes):
+        for module in (topics, kernels, numbers, options, refusals, repeated, rows, settings, sizes):
             module.operators = lambda names=names: [op for op in every if op.name in names]  # type: ignore
         sizes.SIZED = {name: call for name, call in sized.items() if name in names}
         common_modules.module_db = [layer for layer in layers if layer.module_cls.__name__ in names]

@@ -81,6 +81,15 @@ class TakesAbsentDevices(SimAccelerator):
             return 0
 
 
+class AbsentObjectsAreDriverErrors(SimAccelerator):
+    """An absent device that is a torch.device is an error of the driver."""
+
+    def _index(self, device: DeviceLike = None) -> int:
+        if isinstance(device, torch.device) and (device.index or 0) >= self.device_count():
+            raise RuntimeError("invalid device ordinal")
+        return super()._index(device)
+
+
 class SharedRandomState(SimAccelerator):
     """Every device's random state is that of the first."""
 
@@ -1107,6 +1116,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         DeviceContextStays: "devices/device_context",
         OneBlockThatForgets: "devices/device_context",
         TakesAbsentDevices: "devices/absent_devices",
+        AbsentObjectsAreDriverErrors: "devices/absent_devices",
         SharedRandomState: "random/state_saved_and_restored",
         SeedsEveryDevice: "random/devices_draw_independently",
         CountsDevicesTogether: "memory/devices_are_counted_apart",

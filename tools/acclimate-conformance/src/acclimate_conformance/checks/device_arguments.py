@@ -137,7 +137,8 @@ def _require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
     absent: list[DeviceLike] = [*others, *(torch.device(name) for name in others), "no such device"]
     count = accelerator.device_count()
     if has_indices(accelerator):
-        absent += [count, -1, f"{accelerator.device_type}:{count}"]
+        beyond = f"{accelerator.device_type}:{count}"
+        absent += [count, -1, beyond, torch.device(beyond)]
     there = ", ".join(device_names(accelerator))
     for name, use in methods.items():
         for device in absent:

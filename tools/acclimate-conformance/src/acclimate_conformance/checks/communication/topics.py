@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from acclimate_conformance.checks.assertions import is_host, short
-from acclimate_conformance.checks.communication import handles, options, training, walks
+from acclimate_conformance.checks.communication import buffers, handles, options, training, walks
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
@@ -818,6 +818,10 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "futures, and can be put together.",
     handles.inputs_stay_as_they_are: "Collectives and torch's functional ones change nothing that they only "
     "read; parts of lists may begin anywhere, and all_gather_into_tensor may work in place.",
+    buffers.same_tensors_again: "Each collective gives the present numbers when it is called again on the "
+    "same tensors.",
+    buffers.results_into_columns: "Collectives that fill lists of tensors fill those with gaps between their "
+    "elements, or refuse them.",
     handles.complex_numbers_move: "Both parts of complex numbers are moved and added up, if the backend "
     "takes "
     "them.",

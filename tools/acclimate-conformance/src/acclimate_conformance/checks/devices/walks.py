@@ -109,7 +109,8 @@ class _Current(Walk):
     def _absent(self, choose: random.Random) -> DeviceLike:
         absent: list[DeviceLike] = ["meta", torch.device("meta"), "no such device"]
         if has_indices(self.accelerator):
-            absent += [len(self.names), -1, f"{self.accelerator.device_type}:{len(self.names)}"]
+            beyond = f"{self.accelerator.device_type}:{len(self.names)}"
+            absent += [len(self.names), -1, beyond, torch.device(beyond)]
         return choose.choice(absent)
 
     @move(5)

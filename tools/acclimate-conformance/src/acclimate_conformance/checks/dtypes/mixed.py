@@ -539,6 +539,48 @@ def autocast_to_the_dtype_asked_for(accelerator: Accelerator) -> None:
             )
 
 
+_RANGES: dict[torch.dtype, tuple[float, float]] = {
+    torch.bfloat16: (3e5, 3e-9),
+    torch.float16: (1 + 2.0**-9, 1 - 2.0**-9),
+}
+"""Numbers of a dtype that the other dtype of 16 bits has not: beyond its range, or between two of its own."""
+_APART = {torch.bfloat16: 2.0**-5, torch.float16: 2.0**-9 * 0.75}
+"""How far products of them may be off, relative to the largest."""
+_OF_ONE_PRODUCT = ("matmul", "bmm", "mv", "linear without a bias", "conv1d", "conv2d", "einsum", "vecdot")
+"""Operators that multiply each number once: those of sums and of several products round more often."""
+
+
+@check(
+    "amp",
+    promise="autocast to bfloat16 keeps numbers that float16 has not, large and tiny, and autocast to "
+    "float16 those that bfloat16 has not.",
+    of="operators",
+)  # fmt: skip
+def autocast_keeps_the_numbers_of_its_dtype(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    offered: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        **_REDUCED,
+        "linear without a bias": lambda x: _F.linear(x, x),
+    }
+    chosen = [
+        name for name in _OF_ONE_PRODUCT if not is_host(accelerator) or name in (*_REDUCED_ON_HOSTS, "vecdot")
+    ]
+    for dtype in reduced_dtypes(accelerator):
+        for number in _RANGES[dtype]:
+            given = torch.eye(8) * number
+            for name in chosen:
+                wanted = offered[name](given)
+                with _told(name), accelerator.amp.autocast(dtype=dtype):
+                    found = offered[name](given.to(device)).float().cpu()
+                largest = float(wanted.abs().max())
+                off = float((found - wanted).abs().max())
+                require(
+                    off <= _APART[dtype] * largest,
+                    f"within amp.autocast in {short(dtype)}, {name} of {number:.7g} is off by {off:.3g} of "
+                    f"{largest:.3g}",
+                )
+
+
 @check(
     "amp",
     promise="GradScaler skips a step with an infinite or NaN gradient, and lowers the scale.",

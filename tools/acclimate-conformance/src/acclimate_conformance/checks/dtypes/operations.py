@@ -639,6 +639,9 @@ def _along(reduce: _Reduce, several: bool) -> Operation:
         found = [reduce(y, d) for y in (x, x.t(), x[:, ::2]) for d in (0, -1)] + [reduce(cube, 1)]
         if several:
             found += [reduce(x, (0, 1)), reduce(cube, (0, 2)), reduce(cube, (1, 2)), reduce(cube, (-3, -2))]
+            # Of five dimensions, three that are not adjacent, in any order, and others that are.
+            five = to(_special(8, 9).reshape(2, 4, 3, 1, 3).to(dtype))
+            found += [reduce(five, dims) for dims in ((0, 2, 4), (-1, 0, -3), (1, 3), (4, 1), (0, 1, 3, -1))]
         return found
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -71,6 +72,14 @@ def compiles(accelerator: Accelerator) -> str | None:
     return f'"{backend}" says: {told[0][:160]}' if told else None
 
 
+_MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "": nullcontext,
+    " in no_grad": torch.no_grad,
+    " in inference_mode": torch.inference_mode,
+}
+"""In which a compiler may plan memory in other ways, each with a text."""
+
+
 @check(
     "compile_backend", "get_compile_backend",
     promise="A compiled function changes its inputs, returns views of them, and draws numbers as eager does.",
@@ -113,13 +122,15 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
             )
         doubled = torch.compile(lambda x: (x * 2, x.sum(0)), backend=backend)
         many = [torch.full((4, 3), float(n)).to(device) for n in range(6)]
-        results = [doubled(x) for x in many]
-        for number, (first, second) in enumerate(results):
-            require(
-                equal(first, torch.full((4, 3), 2.0 * number))
-                and equal(second, torch.full((3,), 4.0 * number)),
-                f"a result of {what} changes when it is called again",
-            )
+        for name, mode in _MODES.items():
+            with mode():
+                results = [doubled(x) for x in many]
+            for number, (first, second) in enumerate(results):
+                require(
+                    equal(first, torch.full((4, 3), 2.0 * number))
+                    and equal(second, torch.full((3,), 4.0 * number)),
+                    f"a result of {what} changes when it is called again{name}",
+                )
         dropped = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 3, backend=backend)
         ones = torch.ones(301, device=device)
         accelerator.manual_seed(3)

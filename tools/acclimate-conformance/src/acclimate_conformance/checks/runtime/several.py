@@ -21,6 +21,7 @@ from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import (
     NotOfferedError,
     all_told,
+    device_names,
     distance,
     require,
     several_devices,
@@ -169,7 +170,13 @@ def record_agrees(accelerator: Accelerator) -> None:
             f"exported_variable_prefixes is {accelerator.exported_variable_prefixes}, of its record "
             f"{record.exported_variable_prefixes}",
         )
-    _require_no_torch(record, told)
+    environment = {**os.environ, "PYTHONPATH": inherited_path()}
+    _require_no_torch(record, told, environment)
+    last = len(device_names(accelerator)) - 1
+    if variable and last > 0:  # as the launcher is started on a host whose devices are shared out
+        accelerator.set_visible_devices_envs(environment, [last])
+        limit = f", with {variable}={environment.get(variable)!r},"
+        _require_no_torch(record, {**told, "device_count": 1}, environment, limit)
 
 
 _ASKS = """
@@ -183,9 +190,10 @@ print(json.dumps({"found": found, "torch": "torch" in sys.modules}))
 """A program that asks a record as the launcher does."""
 
 
-def _require_no_torch(record: Backend, told: dict[str, Any]) -> None:
+def _require_no_torch(
+    record: Backend, told: dict[str, Any], environment: dict[str, str], limit: str = ""
+) -> None:
     """Fails the check if the record imports torch, which a launcher has no time for, or counts otherwise."""
-    environment = {**os.environ, "PYTHONPATH": inherited_path()}
     run = subprocess.run(
         [sys.executable, "-c", _ASKS, json.dumps([record.name, record.target])],
         capture_output=True, text=True, timeout=120, env=environment, check=False,
@@ -196,7 +204,9 @@ def _require_no_torch(record: Backend, told: dict[str, Any]) -> None:
         for field, found in answer["found"].items():
             require(
                 found == told[field],
-                f"in a new process the {field}() of its record is {found!r}, not {told[field]!r}",
+                f"in a new process{limit} the {field}() of its record is {found!r}, not {told[field]!r}",
             )
         return
-    require(run.returncode == 0, f"in a new process a function of its record raises: {run.stderr[-300:]}")
+    require(
+        run.returncode == 0, f"in a new process{limit} a function of its record raises: {run.stderr[-300:]}"
+    )

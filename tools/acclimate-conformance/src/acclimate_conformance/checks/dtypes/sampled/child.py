@@ -29,6 +29,7 @@ from acclimate_conformance.checks.dtypes.sampled import (
     numbers,
     options,
     refusals,
+    repeated,
     rows,
     settings,
     sizes,
@@ -72,6 +73,8 @@ TOPICS: dict[Topic, str] = {
     "precision.",
     sizes.operators_of_any_length: "Operators treat each element of dimensions of 1 to 70,001 elements, "
     "and so do their gradients.",
+    repeated.operators_beyond_the_grid: "Operators that take each row, column or channel by itself treat all "
+    "of 65,537 and more.",
     sizes.attention_with_every_option: "Attention is right with any mask, scale, number of heads and length.",
     settings.operators_in_any_setting: "They do so in another thread, in inference_mode, while another "
     "device is current, with another default dtype, and with deterministic algorithms.",
