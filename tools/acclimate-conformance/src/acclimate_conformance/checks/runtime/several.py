@@ -173,7 +173,9 @@ def record_agrees(accelerator: Accelerator) -> None:
     environment = {**os.environ, "PYTHONPATH": inherited_path()}
     _require_no_torch(record, told, environment)
     last = len(device_names(accelerator)) - 1
-    if variable and last > 0:  # as the launcher is started on a host whose devices are shared out
+    # As the launcher is started on a host whose devices are shared out. A record that counts files finds none
+    # in a container without them.
+    if variable and last > 0 and told["device_count"] == last + 1:
         accelerator.set_visible_devices_envs(environment, [last])
         limit = f", with {variable}={environment.get(variable)!r},"
         _require_no_torch(record, {**told, "device_count": 1}, environment, limit)
