@@ -167,15 +167,20 @@ def test_broken_plug_ins_are_shown_after_the_rest(machine: FakeMachine, fresh: F
     }
 
 
-def test_a_way_that_is_never_detected_says_how_to_choose_it(
-    machine: FakeMachine, fresh: FreshProcesses
-) -> None:
+def add_quiet(machine: FakeMachine) -> None:
+    """Adds a usable accelerator that is chosen only by its name."""
     machine.write(
         "quiet",
         "from acclimate import Backend\n"
         "RECORD = Backend('quiet', 'quiet:None', lambda: None, 5, auto_detect=False)\n",
     )
     machine.add_entry_points([("quiet", "quiet:RECORD")])
+
+
+def test_a_way_that_is_never_detected_says_how_to_choose_it(
+    machine: FakeMachine, fresh: FreshProcesses
+) -> None:
+    add_quiet(machine)
     assert "quiet yes only by name: ACCLIMATE_ACCELERATOR=quiet" in words(
         fresh.check(TABLE, path=machine.path)
     )
@@ -289,12 +294,7 @@ def test_a_reason_of_several_lines_stays_on_one(machine: FakeMachine, fresh: Fre
 def test_a_usable_accelerator_that_is_not_used_says_how_to_choose_it(
     machine: FakeMachine, fresh: FreshProcesses
 ) -> None:
-    machine.write(
-        "quiet",
-        "from acclimate import Backend\n"
-        "RECORD = Backend('quiet', 'quiet:None', lambda: None, 5, auto_detect=False)\n",
-    )
-    machine.add_entry_points([("quiet", "quiet:RECORD")])
+    add_quiet(machine)
     shown = words(fresh.check(SHORT, path=machine.path))
     assert "quiet can be used, only by name: ACCLIMATE_ACCELERATOR=quiet" in shown
 

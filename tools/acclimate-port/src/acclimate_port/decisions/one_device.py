@@ -19,6 +19,7 @@ from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.symbols import Kind
 from acclimate_port.rules.base import Outcome
+from acclimate_port.source.process_groups import COLLECTIVES
 from acclimate_port.source.torch_cuda import (
     FIGURES,
     NEVER_RAISE,
@@ -43,12 +44,8 @@ _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "devi
 _FIGURES = FIGURES | RESETS | OLD_RESETS | {"mem_get_info", "memory_stats"}
 _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
 _STREAMS = {*STREAMS, "Event"}
-_COLLECTIVES = {
-    *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast"),
-    *("gather", "irecv", "isend", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
-    *("send", "batch_isend_irecv", "P2POp"),
-}
-"""Functions of torch.distributed that exchange tensors, which are on the device of the backend."""
+_EXCHANGES = COLLECTIVES | {"batch_isend_irecv", "P2POp"}
+"""Names of torch.distributed that exchange tensors, or describe an exchange."""
 
 _MESSAGE = re.compile(
     r"^(print|log|info|debug|warn|warning|error|critical|exit|echo|write)(_|$)|(_|^)(log|print)$"
@@ -126,7 +123,7 @@ class OneDevice:
     @cached_property
     def exchanging(self) -> list[int]:
         """The communication backends, and where tensors are exchanged all that chooses a device."""
-        calls = (call for call in self._file.tree.of_type(cst.Call) if called_name(call) in _COLLECTIVES)
+        calls = (call for call in self._file.tree.of_type(cst.Call) if called_name(call) in _EXCHANGES)
         names = (self._file.tree.qualified(call.func) or "" for call in calls)
         if any(name.startswith(("torch.distributed.", "deepspeed.comm.")) for name in names):
             return self.groups[Kind.PLACE]

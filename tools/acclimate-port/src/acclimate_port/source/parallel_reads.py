@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from acclimate_port.source.tree import module_of, python_nodes, text_of
+from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
 
 _READ = re.compile(r"\.(?:device_ids|output_device|src_device_obj)\b")
 _NAMES = ("device_ids", "output_device", "src_device_obj")
@@ -29,11 +29,6 @@ def parallel_reads(source: str | bytes) -> int:
         if isinstance(one, ast.Attribute)
         and one.attr in _NAMES
         and isinstance(one.ctx, ast.Load)
-        and not _SETTINGS.match(_last_name(one.value))
+        and not _SETTINGS.match(last_python_name(one.value))
     ]
     return min(lines, default=0)
-
-
-def _last_name(node: ast.AST) -> str:
-    """The last name of an object: ``model`` of ``self.model``."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -5,24 +5,16 @@ from __future__ import annotations
 import ast
 import re
 
-from acclimate_port.source.tree import module_of, python_nodes, text_of
+from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
 
 MODULE = "<module>"
 _WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"}
-_COLLECTIVES = {
+COLLECTIVES = {
     *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast"),
-    *(
-        "gather",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "scatter",
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-    ),
+    *("gather", "irecv", "isend", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
+    "send",
 }
+"""Functions of torch.distributed that are given tensors, which are on the device of the backend."""
 _OWNERS = {"dist", "distributed", "tdist", "torch_dist", "c10d"}
 """Names under which programs import torch.distributed."""
 _USES = re.compile(r"\b(?:" + "|".join(sorted(_WRAPPERS)) + r")\(|\b(?:dist|distributed|c10d)\.\w+\(")
@@ -46,7 +38,6 @@ def on_groups(source: str | bytes) -> dict[str, int]:
 
 
 def _is_one(call: ast.Call) -> bool:
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    last = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-    return name in _WRAPPERS or (name in _COLLECTIVES and last in _OWNERS)
+    name = last_python_name(call.func)
+    owner = last_python_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return name in _WRAPPERS or (name in COLLECTIVES and owner in _OWNERS)

@@ -741,6 +741,11 @@ _NO_NODES = {"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment", "s
 """Fields that hold no node but an operator or a context."""
 
 
+def last_python_name(node: ast.AST) -> str:
+    """The last name of a node of Python's own parser: ``model`` of ``self.model``; ``""`` of others."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def _is_of_any_torch(statement: cst.CSTNode) -> bool:
     """Whether a statement imports something of mixed precision, which each torch has."""
     module = dotted(statement.module) if isinstance(statement, cst.ImportFrom) else ""
