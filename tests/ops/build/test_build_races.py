@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from building import COMPILER, Workshop, python_environment
 
+from warm_python import WarmPython
+
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here")
 
 # One line when it is about to ask, one with what it got.
@@ -49,12 +51,13 @@ class Asker:
 
 
 @pytest.fixture
-def ask(workshop: Workshop) -> Iterator[Callable[..., Asker]]:
+def ask(workshop: Workshop, warm_python: WarmPython) -> Iterator[Callable[..., Asker]]:
     """Starts processes that ask, and ends those that a failed test leaves."""
     askers: list[Asker] = []
 
     def start(**env: str) -> Asker:
-        askers.append(Asker(workshop, **env))
+        with warm_python.in_place():
+            askers.append(Asker(workshop, **env))
         return askers[-1]
 
     yield start
@@ -137,7 +140,7 @@ from acclimate.ops.build.run_compilers import Compilers
 from tiny_op.builder import TinyBuilder
 def killed(compilers):  # before the watcher knows of the compiler
     if any("-c" in process.args for process in compilers._running):
-        time.sleep(1)
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
 Compilers._tell_watcher = killed
 TinyBuilder().build()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from building import COMPILER, Workshop, python_environment
 
+from quick_parameters import quick
+
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here")
 
 LOAD_TINY = "from tiny_op import builder\nbuilder.TinyBuilder().load()\ntell(answers=builder.answers)"
@@ -231,7 +233,7 @@ def test_cxx_that_is_no_program_is_named(workshop: Workshop) -> None:
 # -- a cache that is damaged or cannot be written -------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "removed"])
+@pytest.mark.parametrize("damage", quick(("truncated", "empty", "changed", "removed"), "changed", "removed"))
 def test_a_library_in_the_cache_is_rebuilt_when(damage: str, workshop: Workshop) -> None:
     workshop.run(LOAD_TINY)
     (library,) = workshop.libraries()

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from building import COMPILER, Workshop, command_line
 
+from quick_parameters import quick
+
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 
@@ -77,7 +79,7 @@ def test_a_planted_library_would_be_loaded_where_nothing_gave_it_away(workshop: 
 
 
 @as_root
-@pytest.mark.parametrize("belonging", ["cache", "folder", "library", "record"])
+@pytest.mark.parametrize("belonging", quick(("cache", "folder", "library", "record"), "folder", "record"))
 def test_code_is_not_loaded_that_another_user_owns(belonging: str, workshop: Workshop) -> None:
     library = plant(workshop)
     paths = {"cache": workshop.cache, "folder": library.parent, "library": library,
@@ -88,7 +90,7 @@ def test_code_is_not_loaded_that_another_user_owns(belonging: str, workshop: Wor
     assert f'"{paths[belonging]}" belongs to the user with uid {MALLORY}' in outcome.stderr
 
 
-@pytest.mark.parametrize("opened", ["cache", "ops", "op", "folder", "library"])
+@pytest.mark.parametrize("opened", quick(("cache", "ops", "op", "folder", "library"), "cache", "library"))
 def test_code_is_not_loaded_that_every_user_could_have_put_there(opened: str, workshop: Workshop) -> None:
     library = plant(workshop)
     paths = dict(zip(["library", "folder", "op", "ops", "cache"], [library, *library.parents], strict=False))
@@ -187,7 +189,7 @@ def test_ops_lists_why_nothing_can_be_loaded_from_a_noexec_mount(workshop: Works
     assert (op["state"], 'mounted "noexec"' in op["reason"]) == ("cannot be built", True)
 
 
-@pytest.mark.parametrize("size", ["4k", "64k", "128k"])
+@pytest.mark.parametrize("size", quick(("4k", "64k", "128k"), "4k", "64k"))
 def test_a_disk_that_is_full_before_or_while_building_is_told_and_another_is_used(
     size: str, workshop: Workshop, tmp_path: Path
 ) -> None:
@@ -223,11 +225,13 @@ def test_without_a_home_the_op_is_built_for_this_process_alone(workshop: Worksho
 # -- what compilers said ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"[]", b"null", b"7", b'{"a": 7}', b'{"half": "', b"\xff\xfe\x00", b"[" * 100_000, b'{"a": {}}'],
-    ids=["empty", "list", "null", "number", "numbers", "truncated", "binary", "deep", "objects"],
-)
+DAMAGED = {
+    "empty": b"", "list": b"[]", "null": b"null", "number": b"7", "numbers": b'{"a": 7}',
+    "truncated": b'{"half": "', "binary": b"\xff\xfe\x00", "deep": b"[" * 100_000, "objects": b'{"a": {}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", quick(DAMAGED, "list", "numbers", "truncated", "binary", "deep"))
 def test_a_damaged_memory_of_compilers_is_made_anew(content: bytes, workshop: Workshop) -> None:
     memory = workshop.cache / "ops/compilers.json"
     memory.parent.mkdir(parents=True)
@@ -251,12 +255,15 @@ def test_something_else_in_place_of_the_memory_is_left_alone(plant: str, worksho
 
 
 def hanging(workshop: Workshop, when: str) -> str:
-    """A compiler that does not end, nor does its child, where one of its arguments is ``when``."""
+    """A compiler that does not end, nor does its child, where one of its arguments is ``when``.
+
+    Until then it writes empty files at once, so that the time limit can be short.
+    """
     path = workshop.folder / "hanging-c++"
     path.write_text(
         f'#!/bin/sh\ncase " $* " in *" {when} "*)\n'
         f"  sleep 300 & echo $! $$ > {workshop.folder}/started; sleep 300;;\nesac\n"
-        f'exec {COMPILER} "$@"\n'
+        'echo 1\nfor one; do case $before in -o) : > "$one";; esac; before=$one; done\n'
     )
     path.chmod(0o755)
     return str(path)
@@ -277,9 +284,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children_and_named(when: str, w
         "from acclimate.errors import OpBuildError\nfrom tiny_op.builder import TinyBuilder\n"
         "try: TinyBuilder().load()\nexcept OpBuildError as error: tell(message=str(error))"
     )
-    # Long enough for a real compiler beside other work, in the steps that do not hang.
-    env = {"CXX": compiler, "ACCLIMATE_BUILD_TIMEOUT": "2" if when != "-shared" else "10"}
-    outcome = workshop.run(code, env=env)
+    outcome = workshop.run(code, env={"CXX": compiler, "ACCLIMATE_BUILD_TIMEOUT": "1"})
     assert f"{compiler} did not end within" in outcome.told["message"]
     assert "Set ACCLIMATE_BUILD_TIMEOUT to a longer time" in outcome.told["message"]
     pids = [int(pid) for pid in (workshop.folder / "started").read_text().split()]

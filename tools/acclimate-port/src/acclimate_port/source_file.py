@@ -516,10 +516,10 @@ class SourceFile:
 
     def functions_called(self, call: cst.Call) -> list[cst.FunctionDef]:
         """The functions of the file that a call runs; of a class, its constructor."""
-        owners: list[cst.CSTNode] = []
+        owners: list[cst.ClassDef] = []
         name, called = called_name(call) or "", call.func
         if isinstance(called, cst.Name):
-            bound = [assignment.node for assignment in self.tree.assignments(called)]
+            bound = self.tree.binding(called).definitions
             owners = [one for one in bound if isinstance(one, cst.ClassDef)]
             functions = [one for one in bound if isinstance(one, cst.FunctionDef)]
             return [*functions, *(own for owner in owners for own in _defined(owner, *_CONSTRUCTORS))]
@@ -528,7 +528,7 @@ class SourceFile:
             around = self.tree.around(call, cst.ClassDef)
             owners = [around] if around is not None else []
         elif isinstance(held, cst.Name):
-            owners = [one.node for one in self.tree.assignments(held) if isinstance(one.node, cst.ClassDef)]
+            owners = [one for one in self.tree.binding(held).definitions if isinstance(one, cst.ClassDef)]
         return [
             *(own for owner in owners for own in _defined(owner, name)),
             *(

@@ -216,9 +216,11 @@ class Across:
 
     def _outermost(self, node: cst.CSTNode) -> str:
         """The name of the outermost function or class around a node; ``""`` for code of the module."""
-        kinds = (cst.FunctionDef, cst.ClassDef)
-        around = [one for one in self._file.tree.ancestors(node) if isinstance(one, kinds)]
-        return around[-1].name.value if around else ""
+        name = ""
+        for around in self._file.tree.ancestors(node):
+            if type(around) is cst.FunctionDef or type(around) is cst.ClassDef:
+                name = around.name.value
+        return name
 
     def _stays(self, index: int) -> bool:
         """Whether a decision on code for one kind of device makes no edit that is safe."""

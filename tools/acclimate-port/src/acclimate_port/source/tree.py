@@ -214,6 +214,8 @@ class Binding(NamedTuple):
 
     assignments: tuple[Assignment, ...]
     reads: tuple[cst.CSTNode, ...]
+    definitions: tuple[cst.FunctionDef | cst.ClassDef, ...]
+    """The functions and classes among the assignments."""
 
 
 CELL = "# acclimate: cell {}\n"
@@ -549,7 +551,8 @@ class Tree:
             bound.sort(key=lambda one: (self._start(one.node), one._index))
             reads = {id(read.node): read.node for one in bound for read in one.references}
             in_order = sorted(reads.values(), key=self._start)
-            self._bindings[key] = Binding(tuple(bound), tuple(in_order))
+            definitions = [one.node for one in bound if isinstance(one.node, (cst.FunctionDef, cst.ClassDef))]
+            self._bindings[key] = Binding(tuple(bound), tuple(in_order), tuple(definitions))
         return self._bindings[key]
 
     def _start(self, node: cst.CSTNode) -> int:
