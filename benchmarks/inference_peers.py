@@ -3,6 +3,7 @@
 python inference_peers.py PEER MODEL_FOLDER GGUF_FILE PROMPT_TOKENS NEW_TOKENS SEQUENCES
 python inference_peers.py requantize GGUF_FILE FORMAT NEW_FILE
 python inference_peers.py requantized GGUF_FILE FORMAT    prints the path of one in the temporary folder
+python inference_peers.py "openvino export" GGUF_FILE FORMAT NEW_FOLDER    with optimum, in fp16, int8 or int4
 
 Prints one JSON object with tokens per second, all sequences together, and the peak memory. Several sequences
 share the prompt's tokens. It imports nothing of acclimate, which these environments lack.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -152,13 +154,32 @@ def requantize(gguf: str, kind: str, path: Path) -> None:
     part.replace(path)
 
 
-def openvino_run(weights: str) -> Run:
-    """OpenVINO GenAI on a model that optimum exported, in the folder of its weights' format."""
+def openvino_export(gguf: str, weights: str, folder: Path) -> None:
+    """Makes a folder for OpenVINO GenAI of a GGUF file's weights, without a tokenizer."""
+    import torch
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
+    from transformers import AutoModelForCausalLM
+
+    file = Path(gguf)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    part = folder.with_suffix(f".{os.getpid()}")
+    model.save_pretrained(part / "torch")
+    del model
+    options: dict[str, Any] = {"load_in_8bit": False}
+    if weights != "fp16":
+        options = {"quantization_config": OVWeightQuantizationConfig(bits={"int8": 8, "int4": 4}[weights])}
+    made = OVModelForCausalLM.from_pretrained(part / "torch", export=True, compile=False, **options)
+    made.save_pretrained(part)
+    shutil.rmtree(part / "torch")
+    part.replace(folder)
+
+
+def openvino_run(exported: Path) -> Run:
+    """OpenVINO GenAI on a folder that optimum exported."""
     import numpy as np
     import openvino as ov
     import openvino_genai
 
-    exported = Path(os.environ["ACCLIMATE_PEER_OPENVINO_MODELS"], weights)
     pipeline = openvino_genai.LLMPipeline(str(exported), "CPU")
     random = np.random.default_rng(0)
 
@@ -231,10 +252,16 @@ def main() -> None:
     if peer == "requantized":
         print(_requantized(folder, gguf))
         return
+    if peer == "openvino export":
+        openvino_export(folder, gguf, Path(sys.argv[4]))
+        return
     prompt_tokens, new_tokens, sequences = (int(argument) for argument in sys.argv[4:])
 
     def llama(kind: str) -> Run:
         return llama_run(gguf, prompt_tokens, new_tokens, sequences, kind)
+
+    def openvino(weights: str) -> Run:
+        return openvino_run(Path(os.environ["ACCLIMATE_PEER_OPENVINO_MODELS"], weights))
 
     made: dict[str, Callable[[], Run]] = {
         "transformers": lambda: transformers_run(folder),
@@ -243,9 +270,10 @@ def main() -> None:
         "torchao int8": lambda: transformers_run(folder, compiled=True, int8=True),
         "DeepSpeed": lambda: deepspeed_run(folder),
         "vLLM": lambda: vllm_run(folder),
-        "OpenVINO": lambda: openvino_run("fp16"),
-        "OpenVINO int8": lambda: openvino_run("int8"),
-        "OpenVINO int4": lambda: openvino_run("int4"),
+        "OpenVINO": lambda: openvino("fp16"),
+        "OpenVINO folder": lambda: openvino_run(Path(folder)),
+        "OpenVINO int8": lambda: openvino("int8"),
+        "OpenVINO int4": lambda: openvino("int4"),
         "llama.cpp BF16": lambda: llama("BF16"),
         "llama.cpp Q8_0": lambda: llama("Q8_0"),
         "llama.cpp Q4_0": lambda: llama("Q4_0"),

@@ -1,10 +1,12 @@
-"""Models of several sizes, with and without experts, beside llama.cpp and transformers, in turns.
+"""Models of several sizes, with and without experts, beside llama.cpp, OpenVINO and transformers, in turns.
 
     python benchmarks/models.py                              # all shapes, BF16, Q8_0 and Q4_0
     python benchmarks/models.py "Qwen3-0.6B" --formats Q4_0 --rounds 3 --long 4096 8192
 
 Weights are random (`random_models.py`); all systems read the same GGUF file, transformers its weights in
 bfloat16. ACCLIMATE_PEER_LLAMA names a Python with llama-cpp-python, which also makes the quantised files.
+ACCLIMATE_PEER_OPENVINO may name one with openvino-genai, optimum-intel and accelerate. It gets a folder made
+of the bfloat16 file, in its own formats: fp16 beside BF16, int8 beside Q8_0, int4 beside Q4_0.
 Each system runs in a process of its own, one at a time; medians of the rounds count. The limit is the time
 that reading the weights of a token takes, measured in the same process.
 """
@@ -26,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 FORMATS = ("BF16", "Q8_0", "Q4_0")
+_OPENVINO_FORMATS = {"BF16": "fp16", "Q8_0": "int8", "Q4_0": "int4"}
 Figures = dict[str, float]
 
 
@@ -66,10 +69,14 @@ def _compare(name: str, kind: str, peer: str, options: argparse.Namespace) -> li
     if not file.exists():
         subprocess.run([peer, script, "requantize", str(dense), kind, str(file)], check=True)
     work = [(options.prompt_tokens, options.sequences), *((length, 1) for length in options.long)]
+    openvino = os.environ.get("ACCLIMATE_PEER_OPENVINO")
+    exported = _exported(dense, kind, openvino, script) if openvino else None
     found: dict[str, list[Figures]] = {}
     for _ in range(options.rounds):
         systems = {"acclimate": lambda *given: _ours(file, options.kv_cache_dtype, *given)}
         systems["llama.cpp"] = lambda *given: _peer(peer, "llama.cpp file", file, file, *given)
+        if openvino and exported:
+            systems["OpenVINO"] = lambda *given: _peer(openvino, "OpenVINO folder", exported, file, *given)
         if options.transformers and kind == "BF16":
             systems["transformers"] = lambda *given: _peer(
                 sys.executable, "transformers GGUF", file, file, *given
@@ -100,6 +107,17 @@ def _compare(name: str, kind: str, peer: str, options: argparse.Namespace) -> li
         for work_name in ours
         if work_name not in ("limit", "peak_bytes")
     ]
+
+
+def _exported(dense: Path, kind: str, openvino: str, script: str) -> Path | None:
+    """The folder for OpenVINO in the format nearest to the kind, which is made first if it is missing."""
+    weights = _OPENVINO_FORMATS.get(kind)
+    if weights is None:
+        return None
+    folder = Path(str(dense).replace("BF16.gguf", f"openvino-{weights}"))
+    if not folder.exists():
+        subprocess.run([openvino, script, "openvino export", str(dense), weights, str(folder)], check=True)
+    return folder
 
 
 def _ours(file: Path, cache_dtype: str, prompt_tokens: int, new_tokens: int, sequences: int) -> Figures:
