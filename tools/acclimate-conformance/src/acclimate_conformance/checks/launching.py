@@ -353,7 +353,13 @@ def launched(source: str) -> dict[str, Any]:
             record.probe()
             record.device_count()
     first += _not_exported(load(source).accelerator, read)
-    return {"ends": ends, "fork": broken, "first": first, "rank": _describe_rank(source), "exits_with": _EXIT_CODE}
+    return {
+        "ends": ends,
+        "fork": broken,
+        "first": first,
+        "rank": _describe_rank(source),
+        "exits_with": _EXIT_CODE,
+    }
 
 
 def _first_use(accelerator: Accelerator) -> list[str]:
