@@ -58,6 +58,7 @@ LONG = {
     "PeaksOfThreadsStay", "InferenceDrawsAgain", "StatesOfOtherThreadsGoAstray", "ResetsOfOthersEndReplays",
     "RestoredStatesMissGraphs", "ReplaysOfThreadsKeepMemory", "DroppedGraphsKeepMemory", "ResetsEndReplays",
     "StreamsKeepTheProcess", "CapturesEndTheProcess", "PinnedMemoryHidesSignals", "RangesCloseTheDevice",
+    "KilledProcessesKeepTheirMemory", "SentIntegersChange",
     "ReplaysOnOtherStreamsAreOne", "StreamsWaitAtHome", "SlicesAreLoadedAlone",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
@@ -67,7 +68,8 @@ EACH_LENGTH = pytest.mark.parametrize(
 )
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
-    ("program_mutants", ""), ("detail_mutants", ""), ("process_mutants", ""), ("walk_mutants", ""), ("walk_mutants", "sync=check"),
+    ("program_mutants", ""), ("detail_mutants", ""), ("process_mutants", ""), ("walk_mutants", ""),
+    ("walk_mutants", "sync=check"),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""

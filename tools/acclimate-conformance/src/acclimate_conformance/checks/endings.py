@@ -1,7 +1,7 @@
 """Processes that end in every way while the device is in any state, as ranks and workers do.
 
-They are forked from a process that has loaded the accelerator and not used its device: each takes milliseconds
-and not the seconds of a new process.
+They are forked from a process that has loaded the accelerator and not used its device, which is faster than
+starting each anew.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.nn.functional.nll_loss": lambda x, i: torch.nn.functional.nll_loss(x.t(), i),
     "torch.nn.functional.multi_margin_loss": lambda x, i: torch.nn.functional.multi_margin_loss(x.t(), i),
     "torch.nn.functional.max_unpool1d": lambda x, i: torch.nn.functional.max_unpool1d(
-        x[None, :1], i[None, None], 1
+        x[None, :1], i[None, None], [1]
     ),
     "torch.nn.functional.one_hot": lambda x, i: torch.nn.functional.one_hot(i, 3),
     "torch.take_along_dim": lambda x, i: x.take_along_dim(i[:, None], 0),

@@ -53,12 +53,12 @@ _FEW, _IN_TURN = 2, 3
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.getdefault_dtype()
-    torch.setdefault_dtype(dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.setdefault_dtype(before)
+        torch.set_default_dtype(before)
 
 
 @contextmanager
