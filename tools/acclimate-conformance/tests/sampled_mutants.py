@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.accelerator.recorded_graph import is_recording
 from acclimate.selection import use_accelerator
 from acclimate_conformance.checks.dtypes.sampled import (
     kernels,
     models,
     numbers,
     options,
+    pairs,
     refusals,
     repeated,
     rows,
@@ -1030,6 +1033,34 @@ class ThreadsGetZeros(_WithKernels):
     }
 
 
+class StreamsOfThreadsAreLate(_WithKernels):
+    """exp gives zeros on a stream of the program's in a thread of the program's."""
+
+    @staticmethod
+    def _exp(x: torch.Tensor) -> torch.Tensor:
+        here = torch.accelerator.current_stream(x.device.index)
+        is_main = threading.current_thread() is threading.main_thread()
+        return _there(x.cpu().exp() * (is_main or here.stream_id == 0), x)
+
+    kernels = {"exp": _exp}
+
+
+class ReplaysOfErfAreOne(_WithKernels):
+    """In a graph, erf reads its input at the capture only."""
+
+    _captured: dict[int, torch.Tensor] = {}
+
+    @staticmethod
+    def _erf(x: torch.Tensor) -> torch.Tensor:
+        known = ReplaysOfErfAreOne._captured
+        if is_recording():
+            known[x.data_ptr()] = x.cpu().erf()
+            return _there(known[x.data_ptr()], x)
+        return _there(known.pop(x.data_ptr(), x.cpu().erf()), x)
+
+    kernels = {"erf": _erf}
+
+
 class QuotientsOf32Bits(_WithKernels):
     """The root of integers is float32, whatever torch's default dtype is."""
 
@@ -1199,6 +1230,8 @@ class RowsBeyondTheGridAreZero(_WithKernels):
 
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ThreadsGetZeros: (settings.operators_in_any_setting, ("exp",)),
+    StreamsOfThreadsAreLate: (pairs.operators_in_two_settings, ("exp",)),
+    ReplaysOfErfAreOne: (pairs.operators_in_two_settings, ("erf",)),
     QuotientsOf32Bits: (settings.operators_in_any_setting, ("sqrt",)),
     ResultsAreKeptByAddress: (settings.operators_after_other_calls, ("nn.functional.silu",)),
     PlansAreOfShapes: (settings.operators_after_other_calls, ("log",)),
@@ -1311,7 +1344,7 @@ def main() -> None:
     told, of_sound = {}, {}
     for mutant, (topic, names) in {**FOUND_BY, **FOUND_NOTHING_BY}.items():
         topics.lists_of_tensors = lambda names=names: [op for op in lists if op.name in names]  # type: ignore
-        for module in (topics, kernels, numbers, options, refusals, repeated, rows, settings, sizes):
+        for module in (topics, kernels, numbers, options, pairs, refusals, repeated, rows, settings, sizes):
             module.operators = lambda names=names: [op for op in every if op.name in names]  # type: ignore
         sizes.SIZED = {name: call for name, call in sized.items() if name in names}
         common_modules.module_db = [layer for layer in layers if layer.module_cls.__name__ in names]

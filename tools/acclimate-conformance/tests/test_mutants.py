@@ -56,6 +56,9 @@ LONG = {
     "ErrorsOnStreamsKeepTheDevice", "FiguresEndStreams", "PinsWhereTensorsAreMade",
     "GrownViewsKeepTheirMemory",
     "PeaksOfThreadsStay", "InferenceDrawsAgain", "StatesOfOtherThreadsGoAstray", "ResetsOfOthersEndReplays",
+    "RestoredStatesMissGraphs", "ReplaysOfThreadsKeepMemory", "DroppedGraphsKeepMemory", "ResetsEndReplays",
+    "StreamsKeepTheProcess", "CapturesEndTheProcess", "PinnedMemoryHidesSignals", "RangesCloseTheDevice",
+    "KilledProcessesKeepTheirMemory", "SentIntegersChange",
     "ReplaysOnOtherStreamsAreOne", "StreamsWaitAtHome", "SlicesAreLoadedAlone",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
@@ -65,7 +68,8 @@ EACH_LENGTH = pytest.mark.parametrize(
 )
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
-    ("program_mutants", ""), ("detail_mutants", ""), ("walk_mutants", ""), ("walk_mutants", "sync=check"),
+    ("program_mutants", ""), ("detail_mutants", ""), ("process_mutants", ""), ("walk_mutants", ""),
+    ("walk_mutants", "sync=check"),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""
@@ -76,6 +80,7 @@ OF_THE_EMULATED_DEVICE = (
     "program_mutants",
     "detail_mutants",
     "walk_mutants",
+    "process_mutants",
 )
 
 
@@ -140,7 +145,7 @@ def test_the_checks_find_the_faults_in_the_emulated_device(
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
     found = [result for result in examined(are_long, profile) if result["module"] == module]
     faults = [result for result in found if not result["sound"]]
-    assert faults or are_long or module == "walk_mutants"
+    assert faults or are_long or module in ("walk_mutants", "process_mutants")
     for result in faults:
         require_found(result, result["name"])
 

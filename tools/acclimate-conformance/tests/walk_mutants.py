@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate_sim.accelerator import SimAccelerator
 from bounds_mutants import _Patched
 
@@ -176,6 +178,71 @@ class SlicesAreLoadedAlone(_Patched):
         self.put(torch, "load", load)
 
 
+class RestoredStatesMissGraphs(SimAccelerator):
+    """The first replay after set_rng_state() leaves the state as it was."""
+
+    _restored = False
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: DeviceLike = None) -> None:
+        super().set_rng_state(new_state, device_index)
+        self._restored = True
+
+    def replay_graph(self, graph: Any) -> None:
+        states = self.get_rng_state_all() if self._restored else []
+        super().replay_graph(graph)
+        for index, state in enumerate(states):
+            super().set_rng_state(state, index)
+        self._restored = False
+
+
+class ReplaysOfThreadsKeepMemory(SimAccelerator):
+    """Each replay in a second thread keeps 1 MiB of the current device."""
+
+    def replay_graph(self, graph: Any) -> None:
+        super().replay_graph(graph)
+        if _is_elsewhere():
+            self.__dict__.setdefault("_kept_for_ever", []).append(
+                torch.empty(1 << 20, dtype=torch.uint8, device=self.current_device_name())
+            )
+
+
+class DroppedGraphsKeepMemory(SimAccelerator):
+    """A graph that is dropped while another device is current keeps 2 MiB."""
+
+    def create_graph(self) -> Any:
+        graph, here = super().create_graph(), self.current_device()
+        held = [torch.empty(2 << 20, dtype=torch.uint8, device=self.current_device_name())]
+
+        def dropped() -> None:
+            if self.current_device() == here:
+                held.clear()
+
+        weakref.finalize(graph, dropped)
+        self.__dict__.setdefault("_all_held", []).append(held)
+        return graph
+
+
+class ResetsEndReplays(SimAccelerator):
+    """Once a graph was reset, the next replay of another does nothing."""
+
+    def create_graph(self) -> Any:
+        owner = self
+
+        class Graph(RecordedGraph):
+            def reset(self) -> None:
+                super().reset()
+                owner._was_reset = True
+
+        return Graph()
+
+    def replay_graph(self, graph: Any) -> None:
+        if not self._was_reset:
+            super().replay_graph(graph)
+        self._was_reset = False
+
+    _was_reset = False
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         ErrorsOnStreamsKeepTheDevice: "devices/walks_over_what_is_current",
@@ -185,6 +252,10 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         PeaksOfThreadsStay: "memory/walks_over_memory",
         InferenceDrawsAgain: "random/walks_over_random_numbers",
         StatesOfOtherThreadsGoAstray: "random/walks_over_random_numbers",
+        RestoredStatesMissGraphs: "random/walks_over_random_numbers",
+        ReplaysOfThreadsKeepMemory: "memory/walks_over_memory",
+        DroppedGraphsKeepMemory: "memory/walks_over_memory",
+        ResetsEndReplays: "graphs/walks_over_graphs",
         SlicesAreLoadedAlone: "runtime/walks_over_saved_tensors",
         ResetsOfOthersEndReplays: "graphs/walks_over_graphs",
         ReplaysOnOtherStreamsAreOne: "graphs/walks_over_graphs",

@@ -32,6 +32,7 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.calls import raised_by
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.children import Child
+from acclimate_conformance.checks.endings import ends_in_any_state
 from acclimate_conformance.checks.runtime.types import OF_ONE_HOST as _OF_ONE_HOST
 from acclimate_conformance.checks.target import Subject, load, record_of
 
@@ -216,6 +217,19 @@ def first_use(subject: Subject) -> None:
     require(not told, "; ".join(told[:6]))
 
 
+@check(
+    "stream", "device", "capture_to_graph", "pin_memory", "set_stream", "range_push", "replay_graph",
+    promise="A process ends as it is asked to, by itself, an error or a signal, whatever is in flight, open "
+    "or held on the device.",
+    timeout_s=320, once=True, of="tensors",
+)  # fmt: skip
+def processes_end(subject: Subject) -> None:
+    if not hasattr(os, "fork"):
+        raise NotOfferedError("this system does not fork")
+    told = _launched(subject)["ends"]
+    require(not told, "; ".join(told[:4]))
+
+
 def _describe_rank(source: str) -> dict[str, Any]:
     """Reads the accelerator's device, then sets one, as programs do."""
     accelerator = load(source).accelerator
@@ -332,13 +346,20 @@ def launched(source: str) -> dict[str, Any]:
             _select_and_fork(source)
         except Exception as error:  # noqa: BLE001 - the other check goes on
             broken = str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True)
+        ends = [] if broken else ends_in_any_state(source)  # before the device is used in this process
         first = _first_use(load(source).accelerator)
         record = record_of(load(source).accelerator)
         if record is not None:  # whose package may have been imported, and have read variables, before
             record.probe()
             record.device_count()
     first += _not_exported(load(source).accelerator, read)
-    return {"fork": broken, "first": first, "rank": _describe_rank(source), "exits_with": _EXIT_CODE}
+    return {
+        "ends": ends,
+        "fork": broken,
+        "first": first,
+        "rank": _describe_rank(source),
+        "exits_with": _EXIT_CODE,
+    }
 
 
 def _first_use(accelerator: Accelerator) -> list[str]:

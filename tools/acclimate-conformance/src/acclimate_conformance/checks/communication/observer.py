@@ -30,6 +30,8 @@ class Observer:
         self.folder = folder
         self.group: Any = None
         """The process group of its ranks; ``None`` for the default one."""
+        self.last_act: Callable[[], object] | None = None
+        """What this process does before it ends at once; ``None`` if it goes on."""
         self.broken: list[str] = []
         self.lacking: list[str] = []
 

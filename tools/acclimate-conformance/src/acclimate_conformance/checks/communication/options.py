@@ -20,6 +20,7 @@ _LENGTHS = (1, 5, 34)
 _MANY = 60
 SLOW_RANK_S = 0.3
 _GROUP_TIMEOUT_S, _LATEST_S = 5.0, 30.0
+_LONG = 1 << 18
 
 
 def _numbers(here: Observer, rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -532,6 +533,36 @@ def meshes_and_sharded_tensors(here: Observer) -> None:
             here.same(product, whole.cpu() @ whole.cpu().t(), "a product of sharded matrices")
 
     here.optional("DeviceMesh", run)
+
+
+def ranks_that_end(here: Observer) -> None:
+    """The last rank ends in the middle of a collective: the others are told, and go on."""
+    if here.is_of_a_vendor or here.count < 2:
+        here.lacking.append("errors after another rank's end: it ends the process")
+        return
+    distributed.barrier()
+    group = distributed.new_group(list(here.ranks), timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    distributed.barrier()
+    if here.number == here.count - 1:
+        here.last_act = lambda: distributed.all_reduce(here.full(_LONG, 1), group=group, async_op=True)
+        return
+    start = time.monotonic()
+    raised = False
+    try:
+        for _ in range(2):  # the rank that ended may have taken part in the first
+            distributed.all_reduce(here.full(_LONG, 1), group=group)
+            here.accelerator.synchronize()
+    except RuntimeError:
+        raised = True
+    waited = time.monotonic() - start
+    here.holds(raised, "all_reduce returns although a rank has ended before it")
+    here.holds(
+        waited < _LATEST_S,
+        f"all_reduce raises {waited:.0f} s after another rank has ended, not within the group's time-out of "
+        f"{_GROUP_TIMEOUT_S:.0f} s",
+    )
+    reduced = here.tensor(3) * 2
+    here.same(reduced, [6.0], "a product after a collective that another rank's end has broken")
 
 
 def time_limits_of_groups(here: Observer) -> None:

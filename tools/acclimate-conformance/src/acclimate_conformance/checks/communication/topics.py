@@ -849,5 +849,7 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "of its group.",
     group_made_again: "After destroy_process_group a process makes its process group again, and it "
     "communicates.",
+    options.ranks_that_end: "If a rank ends in the middle of a collective, those of the others raise, and "
+    "their devices still compute.",
 }
 """In the order in which the ranks run them, each with the promise that it checks."""

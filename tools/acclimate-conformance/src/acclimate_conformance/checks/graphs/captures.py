@@ -54,7 +54,7 @@ def graphs_are_independent(accelerator: Accelerator) -> None:
     kept = results[1].cpu().clone()
     graphs[0].reset()
     replay(accelerator, graphs[2])
-    require(equal(results[1], kept), "resetting or replaying a graph changes another graph's result")
+    require(equal(results[1], kept), "Graph.reset() or a replay changes another graph's result")
 
 
 @check(
@@ -195,7 +195,7 @@ def second_capture_replaces(accelerator: Accelerator) -> None:
     graph.reset()
     with accelerator.capture_to_graph(graph):
         counts[2].add_(1)
-    require(replayed() == [0, 0, 1], f"a capture after reset(), of 0, 0 and 1, adds {replayed()}")
+    require(replayed() == [0, 0, 1], f"a capture after Graph.reset(), of 0, 0 and 1, adds {replayed()}")
 
 
 @check(

@@ -300,4 +300,4 @@ def reset_frees_memory(accelerator: Accelerator) -> None:
         graph.reset()
         release(accelerator)
         held = accelerator.memory_allocated() - before
-        require(held < _HELD // 2, f"after reset() {held} bytes of a graph's results stay allocated")
+        require(held < _HELD // 2, f"after Graph.reset() {held} bytes of a graph's results stay allocated")

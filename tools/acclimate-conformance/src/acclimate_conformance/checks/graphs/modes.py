@@ -60,11 +60,11 @@ def results_outlive_graphs(accelerator: Accelerator) -> None:
     accelerator.replay_graph(first)
     accelerator.synchronize()
     require(
-        equal(doubled, torch.full((_LENGTH,), 6.0)), "replay_graph() after another graph's reset() is wrong"
+        equal(doubled, torch.full((_LENGTH,), 6.0)), "a replay after Graph.reset() of another graph is wrong"
     )
     require(
         equal(raised, torch.full((_LENGTH,), 13.0)),
-        "a result of a graph that was reset changes with another's replay",
+        "after Graph.reset() a result of the graph changes with another's replay",
     )
 
 

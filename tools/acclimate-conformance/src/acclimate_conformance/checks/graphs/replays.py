@@ -30,6 +30,18 @@ def new_graph(accelerator: Accelerator) -> Any:
         return accelerator.create_graph()
 
 
+def offers_graphs(accelerator: Accelerator) -> bool:
+    """Whether graphs can be captured and replayed, for checks that have others to look at."""
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    try:
+        graph, _ = captured(accelerator, lambda: ones.add_(1))
+        before = ones.clone()
+        replay(accelerator, graph)
+        return not torch.equal(before, ones)
+    except Exception:  # noqa: BLE001 - a vendor's code may raise anything
+        return False
+
+
 def warm_up(accelerator: Accelerator, work: Any) -> None:
     """Runs the work before a capture, on another stream, as devices with real graphs require."""
     stream = accelerator.Stream()

@@ -240,7 +240,8 @@ class _Replayed(Walk):
             return
         captured = choose.choice(self.captured)
         by_reset = choose.random() < 0.5 and hasattr(captured.graph, "reset")
-        self.say(f"graph {self.captured.index(captured)} {'reset' if by_reset else 'dropped'}")
+        number = self.captured.index(captured)
+        self.say(f"Graph.reset() of graph {number}" if by_reset else f"graph {number} dropped")
         self.accelerator.synchronize()
         if by_reset:
             captured.graph.reset()

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from acclimate.accelerator import Accelerator, HostStream
 from acclimate_conformance.checks.assertions import MIB, NotOfferedError, exactly, is_host, refused, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.devices.walks import named
+from acclimate_conformance.checks.graphs.replays import offers_graphs, warm_up
 from acclimate_conformance.checks.memory.allocations import release, require_figures, settle
 from acclimate_conformance.checks.walking import Walk, move, walk
 
@@ -21,6 +23,7 @@ _ROOM = 2 * MIB
 """By how much an allocator may count a tensor as more than its bytes: it takes parts of blocks."""
 _SIZES = (3 * MIB, 5 * MIB + 512, 4 * MIB - 8, 2 * MIB, 9 * MIB + 1000)
 _MOST = 10
+_OF_GENERATORS = 4096
 _RESETS = (
     "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
     "reset_accumulated_memory_stats",
@@ -35,6 +38,15 @@ class _Held:
         self.is_recorded = False
 
 
+class _Graphed:
+    """A graph whose replays fill a tensor with a number, and how much memory both take."""
+
+    def __init__(self, index: int, counted: int, graph: Any, number: torch.Tensor, result: torch.Tensor):
+        self.index, self.counted, self.graph, self.number, self.result = index, counted, graph, number, result
+        self.value = -1
+        """What the result holds: nothing is known before the first replay."""
+
+
 class _Memory(Walk):
     """What the program holds, and the figures that follow from it."""
 
@@ -43,8 +55,10 @@ class _Memory(Walk):
         self.start = accelerator.current_device()
         self.indices = range(len(self.names))
         self.held: list[_Held] = []
+        self.graphed: list[_Graphed] = []
         self.here = {0: self.start, 1: self.start}
         self.values = 0
+        self.has_graphs = offers_graphs(accelerator)
         release(accelerator)
         for index in self.indices:
             accelerator.reset_peak_memory_stats(index)
@@ -392,6 +406,74 @@ class _Memory(Walk):
                 event = side.record_event()
             self.accelerator.current_stream(index).wait_event(event)
 
+    @move(3)
+    def captures(self, choose: random.Random) -> None:
+        self._go(choose)
+        index = self.here[self.actor]
+        if self.actor or not self.has_graphs or len(self.graphed) > 2:
+            return
+        name, size = self.names[index], choose.choice(_SIZES)
+        others = [held.graph for held in self.graphed if held.index == index and hasattr(held.graph, "pool")]
+        shares = bool(others) and choose.random() < 0.6
+        self.say(f"capture_to_graph() of {size} bytes on {name}{', into the pool of another graph' * shares}")
+        self.passing.append(index)
+        before = self.ask("memory_allocated", index)
+        number = torch.ones((), dtype=torch.uint8, device=name)
+
+        def work() -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.uint8, device=name) + number
+
+        warm_up(self.accelerator, work)
+        graph = self.accelerator.create_graph()
+        with self.accelerator.capture_to_graph(graph, pool=choose.choice(others).pool() if shares else None):
+            result = work()
+        settle(self.accelerator)
+        counted = self.ask("memory_allocated", index) - before
+        require(counted >= size, f"memory_allocated({index}) grows by {counted} for a result of {size} bytes")
+        self.graphed.append(_Graphed(index, counted, graph, number, result))
+
+    @move(4)
+    def replays(self, choose: random.Random) -> None:
+        self._go(choose)
+        if not self.graphed:
+            return
+        held = choose.choice(self.graphed)
+        self.say(f"replay_graph() of a graph on {self.names[held.index]}")
+        self.passing.append(held.index)
+        self.values = held.value = self.values % 250 + 1
+        with self.accelerator.device(held.index):
+            held.number.fill_(held.value)
+            self.accelerator.replay_graph(held.graph)
+        settle(self.accelerator)
+
+    @move(3)
+    def drops_a_graph(self, choose: random.Random) -> None:
+        self._go(choose)
+        if not self.graphed:
+            return
+        held = self.graphed.pop(choose.randrange(len(self.graphed)))
+        index, counted, name = held.index, held.counted, self.names[held.index]
+        before = self.ask("memory_allocated", index)
+        if choose.random() < 0.5 and hasattr(held.graph, "reset"):
+            self.say(f"Graph.reset() of a graph on {name}, and dropping it and its result")
+            held.graph.reset()
+        else:
+            self.say(f"dropping a graph on {name} and its result")
+        order = ["graph", "result"]
+        choose.shuffle(order)
+        for part in order:
+            delattr(held, part)
+            settle(self.accelerator)
+        del held
+        settle(self.accelerator)
+        less = before - self.ask("memory_allocated", index)
+        # A driver's first graph may also hold the state of the random generator, until the last one goes.
+        require(
+            abs(less - counted) <= _OF_GENERATORS,
+            f"memory_allocated({index}) falls by {less}, and the graph took {counted}",
+        )
+        self.base[index] += counted - less
+
     @move(4)
     def resets(self, choose: random.Random) -> None:
         index = self._go(choose)
@@ -434,6 +516,15 @@ class _Memory(Walk):
                     f"{self._where(held)} holds {ends} at its ends, not {held.value}: other memory overlaps",
                 )
 
+        for graphed in self.graphed:
+            if graphed.value >= 0:
+                ends = {int(graphed.result[0]), int(graphed.result[-1])}
+                require(
+                    ends == {graphed.value},
+                    f"the result of a graph on {self.names[graphed.index]} holds {ends} at its ends, not "
+                    f"{graphed.value}: other memory overlaps",
+                )
+
     def _look_at(self, index: int) -> None:
         name = self.names[index]
         statistics = self.ask("memory_stats", index)
@@ -442,7 +533,8 @@ class _Memory(Walk):
             refusals == self.refusals[index],
             f'memory_stats({index})["num_ooms"] is {refusals}, not {self.refusals[index]}',
         )
-        wanted = self.base[index] + sum(held.counted for held in self.held if held.index == index)
+        holders = [*self.held, *self.graphed]
+        wanted = self.base[index] + sum(held.counted for held in holders if held.index == index)
         found = exactly(self.ask("memory_allocated", index), int, f"memory_allocated({index})")
         require(
             found == wanted,
@@ -468,6 +560,7 @@ class _Memory(Walk):
 
     def end(self) -> None:
         self.held.clear()
+        self.graphed.clear()
         with suppress(Exception):
             release(self.accelerator)
         self.accelerator.set_device(self.start)

@@ -14,6 +14,7 @@ from acclimate_conformance.checks.assertions import is_host, refused, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.devices.walks import named
 from acclimate_conformance.checks.errors import DeliberateError
+from acclimate_conformance.checks.graphs.replays import captured, warm_up
 from acclimate_conformance.checks.walking import Walk, move, walk
 
 _WALKS, _MOVES = 9, 60
@@ -71,6 +72,13 @@ class _Made:
         self.index, self.generator, self.history = index, generator, history
 
 
+class _Captured:
+    """A graph that draws, the device of its draw, and the tensor that each replay fills."""
+
+    def __init__(self, index: int, kind: str, graph: Any, numbers: torch.Tensor) -> None:
+        self.index, self.kind, self.graph, self.numbers = index, kind, graph, numbers
+
+
 class _Random(Walk):
     """For each device, what its generator was seeded with, and what was drawn since then.
 
@@ -90,6 +98,9 @@ class _Random(Walk):
         self.states: dict[_History, torch.Tensor] = {}
         self.saved: list[tuple[int, torch.Tensor, torch.Tensor, _History]] = []
         self.generators: list[_Made] = []
+        self.captured: list[_Captured] = []
+        self.graphs = 0
+        self.has_graphs = _draws_in_graphs(accelerator)
         self.forks: list[tuple[AbstractContextManager[Any], dict[int, _History], torch.Tensor]] = []
         accelerator.manual_seed_all(_SEEDS[0])
         self.histories: list[_History] = [(_SEEDS[0],) for _ in self.indices]
@@ -298,6 +309,54 @@ class _Random(Walk):
         self.generators.append(_Made(index, copied, self.histories[index]))
 
     @move(2)
+    def captures(self, choose: random.Random) -> None:
+        self._go(choose)
+        index = self.here[self.actor]
+        if len(self.captured) > 2 or self.actor or self.forks or not self.has_graphs:
+            return
+        kind, length, seed = choose.choice(_CAPTURED), choose.choice(_LENGTHS), choose.choice(_SEEDS)
+        told = f"capture_to_graph() of {kind} of {length} on {self.names[index]}"
+        self.say(f"{told}, and manual_seed_all({seed})")
+
+        def draw() -> torch.Tensor:
+            return {**_DRAWS, **_DRAWS_OF_THE_DEFAULT}[kind](self.names[index], length, None)
+
+        warm_up(self.accelerator, draw)
+        graph = self.accelerator.create_graph()
+        with self.accelerator.capture_to_graph(graph):
+            numbers = draw()
+        self.accelerator.synchronize()
+        # A capture may draw, or not.
+        self.accelerator.manual_seed_all(seed)
+        self.histories = [(seed,) for _ in self.indices]
+        self.of_host = torch.get_rng_state()
+        self.graphs += 1
+        self.captured.append(_Captured(index, f"graph {self.graphs}, {kind} of {length}", graph, numbers))
+
+    @move(6)
+    def replays(self, choose: random.Random) -> None:
+        self._go(choose)
+        if not self.captured:
+            return
+        captured = choose.choice(self.captured)
+        self.say(f"replay_graph() of {captured.kind} on {self.names[captured.index]}")
+        self.accelerator.replay_graph(captured.graph)
+        self.accelerator.synchronize(captured.index)
+        numbers, history = captured.numbers.clone(), self.histories[captured.index]
+        self.histories[captured.index] = self._known(history, f"replay of {captured.kind}", numbers)
+
+    @move(1)
+    def drops_a_graph(self, choose: random.Random) -> None:
+        self._go(choose)
+        if not self.captured:
+            return
+        captured = self.captured.pop(choose.randrange(len(self.captured)))
+        by_reset = choose.random() < 0.5 and hasattr(captured.graph, "reset")
+        self.say(f"Graph.reset() of {captured.kind}" if by_reset else f"{captured.kind} dropped")
+        if by_reset:
+            captured.graph.reset()
+
+    @move(2)
     def takes_the_hosts_generator(self, choose: random.Random) -> None:
         index = self._go(choose)
         if self.is_host:
@@ -381,10 +440,29 @@ class _Random(Walk):
             require(torch.equal(torch.get_rng_state(), self.of_host), "the host's generator has changed")
 
     def end(self) -> None:
+        self.captured.clear()
         while self.forks:
             self.forks.pop()[0].__exit__(None, None, None)
         self.accelerator.set_rng_state_all(self.before)
         self.accelerator.set_device(self.start)
+
+
+_CAPTURED = ("torch.rand", "torch.randn", "normal_()", "bernoulli_()", "dropout()", "exponential_()")
+"""What is drawn in graphs: kinds that every device with graphs can capture."""
+
+
+def _draws_in_graphs(accelerator: Accelerator) -> bool:
+    """Whether graphs are offered, and hold draws: other checks tell if they should."""
+    try:
+        graph, numbers = captured(
+            accelerator, lambda: torch.rand(8, device=accelerator.current_device_name())
+        )
+        before = numbers.clone()
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        return not torch.equal(before, numbers)
+    except Exception:  # noqa: BLE001 - a vendor's code may raise anything
+        return False
 
 
 def _named_by(walked: Walk, index: int, history: _History) -> int | str | torch.device:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -503,14 +506,46 @@ def _from_workers(place: str) -> Any:
     told = []
     for batch in data.DataLoader(_OfHost(), batch_size=4, num_workers=2, timeout=60):
         told.append([batch["x"].to(place, non_blocking=True) * 2, batch["y"].tolist(), batch["name"]])
+    for seed in (None, 5):  # without a generator, the seeds of workers are drawn from the host's
+        loader = data.DataLoader(
+            _DrawsOnTheHost(), batch_size=2, num_workers=2, timeout=60, persistent_workers=True,
+            worker_init_fn=_begun, shuffle=True, prefetch_factor=3,
+            generator=None if seed is None else torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        for _ in range(2):
+            told += [[batch.to(place) + 1] for batch in loader]
     return [*told, torch.ones(3, device=place) * 2]
 
 
-class _Draws(data.Dataset[Any]):
-    """Numbers of the device that a worker draws, and those that it draws when its seed is set again."""
+class _DrawsOnTheHost(data.Dataset[torch.Tensor]):
+    """Numbers that a worker draws on the host, and the one with which it began."""
 
-    def __init__(self, source: str, place: str) -> None:
-        self.source, self.place = source, place
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.cat([torch.rand(2), torch.tensor([float(index), float(os.environ[_BEGUN])])])
+
+
+_BEGUN = "ACCLIMATE_WORKER_HAS_BEGUN"
+
+
+def _begun(number: int) -> None:
+    os.environ[_BEGUN] = str(number)
+    torch.rand(number)
+
+
+class _Draws(data.Dataset[Any]):
+    """Numbers of the device that a worker draws, those that it draws when its seed is set again, and tensors.
+
+    Args:
+        source: of the accelerator.
+        place: the device.
+        sends: whether the worker also returns tensors of the device.
+    """
+
+    def __init__(self, source: str, place: str, sends: bool) -> None:
+        self.source, self.place, self.sends = source, place, sends
 
     def __setstate__(self, state: dict[str, str]) -> None:
         """In a new process the device is there before the loader sets the worker's seed."""
@@ -527,22 +562,68 @@ class _Draws(data.Dataset[Any]):
         for _ in range(2):
             told += [draw(9, device=self.place).cpu() for draw in (torch.rand, torch.randn)]
             torch.manual_seed(seed)
-        return told
+        return told + (list(_kinds_of(self.place, index).values()) if self.sends else [])
+
+
+def _kinds_of(place: str, number: int) -> dict[str, torch.Tensor]:
+    base = torch.arange(24.0, device=place).reshape(4, 6) + number
+    return {
+        "a tensor": base, "a transposed view": base.t(), "a part": base[1:3, ::2], "nothing": base[:0],
+        "a single number": base[1, 1], "integers": base.int(), "truth values": base > 3,
+        "a parameter": torch.nn.Parameter(base * 2),
+        "70,001 numbers": torch.arange(70_001.0, device=place) + number,
+    }  # fmt: skip
+
+
+def _sends(place: str) -> bool:
+    """Whether a device's tensors can be sent between processes."""
+    try:
+        ForkingPickler.dumps(torch.ones(2, device=place))
+    except Exception:  # noqa: BLE001 - torch shares memory of few types of devices
+        return False
+    return True
+
+
+def _require_sent(workers: list[list[torch.Tensor]], place: str, when: str) -> None:
+    for number, worker in enumerate(workers):
+        kinds = _kinds_of(place, number)
+        for (what, wanted), found in zip(kinds.items(), worker[_DRAWN:], strict=True):
+            told = f"{what} on {place} that a worker of a loader made"
+            require(type(found) is type(wanted), f"{told} is a {type(found).__name__} {when}")
+            require(found.device == wanted.device, f"{told} is on {found.device} {when}")
+            same = found.dtype == wanted.dtype and torch.equal(found.detach().cpu(), wanted.detach().cpu())
+            require(same, f"{told} has other values {when}")
+
+
+_DRAWN = 4
 
 
 @check(
     "manual_seed_all", "manual_seed",
     promise="Workers of a loader of data draw on the device, each its own numbers, which follow from its "
-    "seed.",
+    "seed; tensors that they send arrive as they are, and stay so while the worker runs.",
     once=True,
 )  # fmt: skip
 def workers_draw_their_own_numbers(subject: Subject) -> None:
     place = subject.accelerator.current_device_name()
+    sends = _sends(place)
+    here, state = subject.accelerator.current_device(), subject.accelerator.get_rng_state()
     loader = data.DataLoader(
-        _Draws(subject.source, place), batch_size=None, num_workers=2, timeout=120,
-        multiprocessing_context="spawn", generator=torch.Generator().manual_seed(4),
+        _Draws(subject.source, place, sends), batch_size=None, num_workers=2, timeout=120,
+        multiprocessing_context="spawn", generator=torch.Generator().manual_seed(4), persistent_workers=True,
     )  # fmt: skip
-    workers = list(loader)
+    workers, later = list(loader), list(loader)
+    if sends:
+        _require_sent(workers, place, "after another pass over the loader")
+        _require_sent(later, place, "in a second pass over the loader")
+    # Some are dropped before their worker ends, which may own their memory, and others after it.
+    del later
+    del loader
+    gc.collect()
+    require(subject.accelerator.current_device() == here, "workers of a loader change the current_device()")
+    require(
+        torch.equal(subject.accelerator.get_rng_state(), state), "workers of a loader change get_rng_state()"
+    )
     names = ("torch.rand", "torch.randn")
     for name, first, second in zip(names, *(worker[:2] for worker in workers), strict=True):
         require(
@@ -550,7 +631,7 @@ def workers_draw_their_own_numbers(subject: Subject) -> None:
             f"{name} on {place} draws the same numbers in two workers of a loader",
         )
     for number, worker in enumerate(workers):
-        for name, first, again in zip(names, worker[:2], worker[2:], strict=True):
+        for name, first, again in zip(names, worker[:2], worker[2:_DRAWN], strict=True):
             require(
                 torch.equal(first, again),
                 f"in worker {number} of a loader {name} on {place} draws other numbers than after "

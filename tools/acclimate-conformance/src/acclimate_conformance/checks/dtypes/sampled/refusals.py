@@ -18,7 +18,7 @@ _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.nn.functional.embedding": lambda x, i: torch.nn.functional.embedding(i, x),
     "torch.Tensor.__getitem__": lambda x, i: x[i],
     "torch.gather": lambda x, i: x.gather(0, i[:, None]),
-    "torch.take": lambda x, i: x.take(i + 8),
+    "torch.take": lambda x, i: x.take(i * 3),
     "torch.scatter": lambda x, i: x.scatter(0, i[:, None], 1.0),
     "torch.scatter_add": lambda x, i: x.scatter_add(0, i[:, None], torch.ones_like(x)[:2]),
     "torch.index_add": lambda x, i: x.index_add(0, i, torch.ones_like(x)[:2]),
@@ -27,10 +27,14 @@ _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.index_put": lambda x, i: x.index_put((i,), torch.ones_like(x)[:2]),
     "torch.nn.functional.cross_entropy": lambda x, i: torch.nn.functional.cross_entropy(x.t(), i),
     "torch.nn.functional.nll_loss": lambda x, i: torch.nn.functional.nll_loss(x.t(), i),
+    "torch.nn.functional.multi_margin_loss": lambda x, i: torch.nn.functional.multi_margin_loss(x.t(), i),
+    "torch.nn.functional.max_unpool1d": lambda x, i: torch.nn.functional.max_unpool1d(
+        x[None, :1], i[None, None], [1]
+    ),
     "torch.nn.functional.one_hot": lambda x, i: torch.nn.functional.one_hot(i, 3),
     "torch.take_along_dim": lambda x, i: x.take_along_dim(i[:, None], 0),
-    "torch.put": lambda x, i: x.put(i + 8, torch.ones_like(x)[:2, 0]),
-    "torch.Tensor.put_": lambda x, i: x.clone().put_(i + 8, torch.ones_like(x)[:2, 0], accumulate=True),
+    "torch.put": lambda x, i: x.put(i * 3, torch.ones_like(x)[:2, 0]),
+    "torch.Tensor.put_": lambda x, i: x.clone().put_(i * 3, torch.ones_like(x)[:2, 0], accumulate=True),
     "torch.Tensor.index_put_": lambda x, i: x.clone().index_put_(
         (i,), torch.ones_like(x)[:2], accumulate=True
     ),

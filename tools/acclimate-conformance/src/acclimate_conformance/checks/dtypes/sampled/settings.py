@@ -52,7 +52,7 @@ _FEW, _IN_TURN = 2, 3
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -117,7 +117,7 @@ def operators_in_any_setting(accelerator: Accelerator, found: Findings) -> None:
                 given = whole if dtype == torch.bfloat16 else [*samples[:1], *whole]
                 for sample in given if dtype in accelerator.supported_dtypes() else ():
                     text = f"{text_of(op, sample)} while torch's default dtype is {short(dtype)}"
-                    run = _within(lambda dtype=dtype: _default_dtype(dtype), results_of(op, sample))  # type: ignore[misc]
+                    run = _within(lambda dtype=dtype: default_dtype(dtype), results_of(op, sample))  # type: ignore[misc]
                     found.compare(name_of(op), text, run)
             for sample in samples[:1]:
                 run = _within(_deterministic, results_of(op, sample))
@@ -172,7 +172,7 @@ def _in_turn(op: Any, samples: list[Sample], others: list[Sample]) -> Run:
         found.append(promised_part(op, op(value, *args, **kwargs)))
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout == torch.strided:
             with torch.no_grad():
-                has_form = not value.dim() or _UNSTABLE.search(op.name)  # such as that of a covariance
+                has_form = not value.dim() or UNSTABLE.search(op.name)  # such as that of a covariance
                 value.copy_(value * 0.5 if has_form else value.flip(0).clone())
             found.append(promised_part(op, op(value, *args, **kwargs)))
         return found
@@ -219,7 +219,7 @@ _LEFT_OUT = re.compile(
     r"binary_cross_entropy$"  # is refused
     r"|pinv_singular"  # multiplies matrices outside of the operator
 )
-_UNSTABLE = re.compile(
+UNSTABLE = re.compile(
     r"linalg|cholesky|^lu|solve|inverse|det$|lowrank|ormqr|matrix_exp|cdist|cov|corr|renorm"
 )
 """Names of operators that make large differences of small ones, as 16 bits give."""
@@ -243,7 +243,7 @@ def operators_within_autocast(accelerator: Accelerator, found: Findings) -> None
                 dtype = reduced[number % len(reduced)]
                 for text, run in _called_in_autocast(op, sample, dtype):
                     _compare_in_autocast(accelerator, found, op, text, dtype, run, sample.kwargs.get("dtype"))
-            for text, run in _writing(op):
+            for text, run in writing(op):
                 whole = f"within amp.autocast, {text}"
                 found.compare(name_of(op), whole, _autocast(accelerator, reduced[0], run))
         for dtype in (torch.float64, torch.int64, torch.bool):
@@ -307,7 +307,7 @@ def _compare_in_autocast(
                 a.float() if _dtype(b) == torch.float32 and _dtype(a) == dtype else a
                 for a, b in zip(results, wanted, strict=True)
             ]
-        if _UNSTABLE.search(op.name):
+        if UNSTABLE.search(op.name):
             results, wanted = ([torch.ones_like(t) for t in tensors_in(x)] for x in (results, wanted))
         return difference(results, wanted, dict.fromkeys(OF_PRODUCTS, _FAR))
 
@@ -319,7 +319,7 @@ def _dtype(value: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
-def _writing(op: Any) -> Iterator[tuple[str, Run]]:
+def writing(op: Any) -> Iterator[tuple[str, Run]]:
     """Calls in place and into tensors given as out, which autocast leaves as they are."""
     for sample in samples_of(op, torch.float32, 1):
         if op.inplace_variant is not None and not sample.broadcasts:
