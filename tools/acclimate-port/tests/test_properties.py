@@ -242,8 +242,7 @@ PROGRAMS = {
 
 LONGEST = {
     "a long chain of elif", "classes with attributes of one name", "a method that classes call",
-    "functions with guards and flags",
-    "one variable of many loops",
+    "functions with guards and flags", "one variable of many loops", "one name bound many times", "a long list",
 }  # fmt: skip
 GROW_MORE = {"one name bound many times", "a long chain of elif"}
 """Each read of a name is resolved to each binding, and a branch of a chain is as deep as it is late."""
