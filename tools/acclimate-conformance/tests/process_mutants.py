@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator import Accelerator
 from acclimate_sim import sharing
 from acclimate_sim.accelerator import SimAccelerator
 
@@ -78,18 +78,6 @@ class RangesCloseTheDevice(SimAccelerator):
     _closes = False
 
 
-class KilledProcessesKeepTheirMemory(SimAccelerator):
-    """Memory that another process took never becomes available again."""
-
-    _least = 1 << 62
-
-    def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
-        free, total = super().mem_get_info(device)
-        if self.memory_allocated(device) < 8 << 20:  # else this process may free some
-            self._least = free = min(free, self._least)
-        return free, total
-
-
 class SentIntegersChange(SimAccelerator):
     """A process that another one started sends integers that are one too large."""
 
@@ -112,7 +100,6 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CapturesEndTheProcess: "launching/processes_end",
         PinnedMemoryHidesSignals: "launching/processes_end",
         RangesCloseTheDevice: "launching/processes_end",
-        KilledProcessesKeepTheirMemory: "memory/other_processes_count",
         SentIntegersChange: "runtime/workers_draw_their_own_numbers",
     },
 }
