@@ -12,9 +12,9 @@ import torch
 
 from acclimate.accelerator import Accelerator, HostStream
 from acclimate_conformance.checks.assertions import MIB, NotOfferedError, exactly, is_host, refused, require
+from acclimate_conformance.checks.capturing import offers_graphs, warm_up
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.devices.walks import named
-from acclimate_conformance.checks.graphs.replays import offers_graphs, warm_up
 from acclimate_conformance.checks.memory.allocations import release, require_figures, settle
 from acclimate_conformance.checks.walking import Walk, move, walk
 
