@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
+import functools
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
-from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator import Accelerator
 from acclimate_sim import sharing
 from acclimate_sim.accelerator import SimAccelerator
+from bounds_mutants import _Patched
 
 
 class StreamsKeepTheProcess(SimAccelerator):
@@ -78,32 +78,20 @@ class RangesCloseTheDevice(SimAccelerator):
     _closes = False
 
 
-class KilledProcessesKeepTheirMemory(SimAccelerator):
-    """Memory that another process took never becomes available again."""
+class SentIntegersChange(_Patched):
+    """Integers that another process sent are one too large."""
 
-    _least = 1 << 62
+    def patch(self) -> None:
+        def rebuild(theirs: Any) -> Any:
+            @functools.wraps(theirs)  # a process that sends names the function
+            def call(on_host: torch.Tensor, *args: Any) -> torch.Tensor:
+                is_whole = on_host.dtype is torch.int32
+                result: torch.Tensor = theirs(on_host + 1 if is_whole else on_host, *args)
+                return result
 
-    def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
-        free, total = super().mem_get_info(device)
-        if self.memory_allocated(device) < 8 << 20:  # else this process may free some
-            self._least = free = min(free, self._least)
-        return free, total
+            return call
 
-
-class SentIntegersChange(SimAccelerator):
-    """A process that another one started sends integers that are one too large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        if multiprocessing.parent_process() is not None:
-            self._send_otherwise()
-
-    def _send_otherwise(self) -> None:
-        def reduce(tensor: torch.Tensor) -> Any:
-            changed = tensor + 1 if tensor.device.type == "sim" and tensor.dtype is torch.int32 else tensor
-            return sharing._rebuild, (changed.detach().cpu(), tensor.device, type(tensor), False)
-
-        ForkingPickler.register(torch.Tensor, reduce)
+        self.put(sharing, "_rebuild", rebuild)
 
 
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
@@ -112,7 +100,6 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CapturesEndTheProcess: "launching/processes_end",
         PinnedMemoryHidesSignals: "launching/processes_end",
         RangesCloseTheDevice: "launching/processes_end",
-        KilledProcessesKeepTheirMemory: "memory/other_processes_count",
         SentIntegersChange: "runtime/workers_draw_their_own_numbers",
     },
 }

@@ -58,7 +58,7 @@ LONG = {
     "PeaksOfThreadsStay", "InferenceDrawsAgain", "StatesOfOtherThreadsGoAstray", "ResetsOfOthersEndReplays",
     "RestoredStatesMissGraphs", "ReplaysOfThreadsKeepMemory", "DroppedGraphsKeepMemory", "ResetsEndReplays",
     "StreamsKeepTheProcess", "CapturesEndTheProcess", "PinnedMemoryHidesSignals", "RangesCloseTheDevice",
-    "KilledProcessesKeepTheirMemory", "SentIntegersChange",
+    "SentIntegersChange",
     "ReplaysOnOtherStreamsAreOne", "StreamsWaitAtHome", "SlicesAreLoadedAlone",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip

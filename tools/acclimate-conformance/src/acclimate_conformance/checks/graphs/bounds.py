@@ -16,8 +16,8 @@ from acclimate_conformance.checks.assertions import (
     note_of_lacks,
     require,
 )
+from acclimate_conformance.checks.capturing import captured, new_graph, replay, warm_up
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.graphs.replays import captured, new_graph, replay, warm_up
 from acclimate_conformance.checks.random.states import kinds_of_draws
 
 _LENGTH = 257

@@ -16,9 +16,9 @@ from acclimate_conformance.checks.assertions import (
     require,
     require_close,
 )
+from acclimate_conformance.checks.capturing import captured, new_graph, replay, warm_up
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.errors import DeliberateError
-from acclimate_conformance.checks.graphs.replays import captured, new_graph, replay, warm_up
 
 
 @check(

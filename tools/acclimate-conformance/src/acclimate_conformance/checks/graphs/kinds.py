@@ -18,8 +18,8 @@ from acclimate_conformance.checks.assertions import (
     require_close,
     several_devices,
 )
+from acclimate_conformance.checks.capturing import new_graph, warm_up
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.graphs.replays import new_graph, warm_up
 from acclimate_conformance.checks.memory.allocations import release, require_figures
 
 _HELD = 16 * MIB

@@ -11,9 +11,9 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import equal, require, require_close
+from acclimate_conformance.checks.capturing import captured, new_graph, replay, warm_up
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers
-from acclimate_conformance.checks.graphs.replays import captured, new_graph, replay, warm_up
 
 _LENGTH = 5003
 

@@ -8,8 +8,8 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import require_close
+from acclimate_conformance.checks.capturing import captured, replay
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.graphs.replays import captured, replay
 
 _SHAPE = (4, 3)
 

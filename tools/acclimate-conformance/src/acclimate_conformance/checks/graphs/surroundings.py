@@ -16,9 +16,9 @@ from acclimate_conformance.checks.assertions import (
     require,
     require_close,
 )
+from acclimate_conformance.checks.capturing import new_graph, warm_up
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers, reduced_dtypes
-from acclimate_conformance.checks.graphs.replays import new_graph, warm_up
 
 _State = Callable[[], AbstractContextManager[object]]
 

@@ -11,8 +11,8 @@ import torch
 
 from acclimate.accelerator import Accelerator, HostStream
 from acclimate_conformance.checks.assertions import require
+from acclimate_conformance.checks.capturing import new_graph, warm_up
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.graphs.replays import new_graph, warm_up
 from acclimate_conformance.checks.walking import Walk, move, walk
 
 _WALKS, _MOVES = 8, 30

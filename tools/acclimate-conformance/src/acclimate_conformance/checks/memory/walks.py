@@ -12,9 +12,9 @@ import torch
 
 from acclimate.accelerator import Accelerator, HostStream
 from acclimate_conformance.checks.assertions import MIB, NotOfferedError, exactly, is_host, refused, require
+from acclimate_conformance.checks.capturing import offers_graphs, warm_up
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.devices.walks import named
-from acclimate_conformance.checks.graphs.replays import offers_graphs, warm_up
 from acclimate_conformance.checks.memory.allocations import release, require_figures, settle
 from acclimate_conformance.checks.walking import Walk, move, walk
 
@@ -518,10 +518,10 @@ class _Memory(Walk):
 
         for graphed in self.graphed:
             if graphed.value >= 0:
-                ends = {int(graphed.result[0]), int(graphed.result[-1])}
+                seen = {int(graphed.result[0]), int(graphed.result[-1])}
                 require(
-                    ends == {graphed.value},
-                    f"the result of a graph on {self.names[graphed.index]} holds {ends} at its ends, not "
+                    seen == {graphed.value},
+                    f"the result of a graph on {self.names[graphed.index]} holds {seen} at its ends, not "
                     f"{graphed.value}: other memory overlaps",
                 )
 
@@ -533,7 +533,7 @@ class _Memory(Walk):
             refusals == self.refusals[index],
             f'memory_stats({index})["num_ooms"] is {refusals}, not {self.refusals[index]}',
         )
-        holders = [*self.held, *self.graphed]
+        holders: list[_Held | _Graphed] = [*self.held, *self.graphed]
         wanted = self.base[index] + sum(held.counted for held in holders if held.index == index)
         found = exactly(self.ask("memory_allocated", index), int, f"memory_allocated({index})")
         require(

@@ -11,10 +11,10 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import is_host, refused, require
+from acclimate_conformance.checks.capturing import captured, warm_up
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.devices.walks import named
 from acclimate_conformance.checks.errors import DeliberateError
-from acclimate_conformance.checks.graphs.replays import captured, warm_up
 from acclimate_conformance.checks.walking import Walk, move, walk
 
 _WALKS, _MOVES = 9, 60

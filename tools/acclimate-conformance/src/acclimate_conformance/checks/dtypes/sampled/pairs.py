@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.capturing import offers_graphs
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, Run, attempt, draws
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place
 from acclimate_conformance.checks.dtypes.sampled.samples import (
@@ -27,7 +28,6 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
 )
 from acclimate_conformance.checks.dtypes.sampled.settings import UNSTABLE, default_dtype, writing
 from acclimate_conformance.checks.dtypes.sampled.topics import results_of, text_of
-from acclimate_conformance.checks.graphs.replays import offers_graphs
 
 _AT_A_TIME = 3
 """In how many pairs of settings each operator is called."""
