@@ -120,26 +120,11 @@ def adam_update(
     exp_avg_sq: Tensor,
     device_params: Tensor | None = None,
 ) -> int:
-    """Updates one parameter and its state in place. Also DeepSpeed's ``adam_update_copy``.
+    """Updates one parameter and its state in place. Also DeepSpeed's ``adam_update_copy``. Returns 0.
 
-    Args:
-        optimizer_id: as given to :func:`create_adam`.
-        step: the number of this update, from 1.
-        lr: learning rate.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        epsilon: added to the denominator.
-        weight_decay: decoupled or L2, as given to :func:`create_adam`.
-        bias_correction: whether moments are corrected for starting at zero.
-        params: the parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
-        grads: its gradient.
-        exp_avg: first moment.
-        exp_avg_sq: second moment.
-        device_params: also receives the new parameter; of any dtype and device. A tensor on the host is
-            written in the same pass over memory.
-
-    Returns:
-        0.
+    ``step`` is the number of this update, from 1; :func:`create_adam` decided the kind of weight decay. The
+    parameter, its gradient and its state can each be float32, bfloat16 or float16. ``device_params``, of any
+    dtype and device, also receives the new parameter; on the host in the same pass over memory.
 
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
@@ -206,13 +191,10 @@ def multi_tensor_adam(
     bias_correction: int,
     weight_decay: float,
 ) -> None:
-    """Updates a group of parameters and their state in place; the settings are ``adam_update``'s.
+    """Updates a group: gradients, parameters, first and second moments. The settings are ``adam_update``'s.
 
-    Args:
-        chunk_size: not used: the work is divided evenly for any sizes.
-        noop_flag: not used, as in DeepSpeed.
-        tensor_lists: gradients, parameters, first moments, second moments.
-        mode: 1 for decoupled weight decay, 0 for L2.
+    ``mode`` is 1 for decoupled weight decay, 0 for L2. ``chunk_size`` and ``noop_flag`` have no effect: the
+    work is divided evenly for any sizes, and DeepSpeed ignores the flag too.
     """
     _update_group(
         adam.define(), step, tensor_lists, lr=lr, beta1=beta1, beta2=beta2, eps=epsilon,
@@ -233,11 +215,7 @@ def create_lion(
     weight_decay: float = 0.0,
     should_log: bool = False,
 ) -> int:
-    """Registers an optimizer under the caller's number ``optimizer_id``. Returns 0.
-
-    The settings are not kept, since each update gets them again. With ``should_log`` they are logged as
-    information.
-    """
+    """As :func:`create_adam`; nothing is kept but the number."""
     text = f"lr {alpha:g}, betas ({betta1:g}, {betta2:g}), weight decay {weight_decay:g}"
     return _lions.create(optimizer_id, None, should_log, text)
 
@@ -259,8 +237,8 @@ def lion_update(
 ) -> int:
     """Updates one parameter and its state in place. Returns 0.
 
-    The arguments are those of :func:`adam_update`; ``step`` has no effect, since
-    Lion has no bias correction, and ``beta1`` is the momentum's weight in the direction.
+    The arguments are those of :func:`adam_update`; ``step`` has no effect, as Lion has no bias
+    correction, and ``beta1`` is the momentum's weight in the direction.
 
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
@@ -281,13 +259,7 @@ def multi_tensor_lion(
     step: int,
     weight_decay: float,
 ) -> None:
-    """Updates a group of parameters and their state in place; the settings are ``lion_update``'s.
-
-    Args:
-        chunk_size: not used: the work is divided evenly for any sizes.
-        noop_flag: not used, as in DeepSpeed.
-        tensor_lists: gradients, parameters, momenta.
-    """
+    """As :func:`multi_tensor_adam`, for gradients, parameters and momenta."""
     _update_group(
         lion.define(), step, tensor_lists, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay
     )
@@ -305,11 +277,7 @@ def create_adagrad(
     weight_decay: float = 0.0,
     should_log: bool = False,
 ) -> int:
-    """Registers an optimizer under the caller's number ``optimizer_id``. Returns 0.
-
-    The settings are not kept, since each update gets them again. With ``should_log`` they are logged as
-    information.
-    """
+    """As :func:`create_adam`; nothing is kept but the number."""
     text = f"lr {alpha:g}, eps {eps:g}, weight decay {weight_decay:g}"
     return _adagrads.create(optimizer_id, None, should_log, text)
 
