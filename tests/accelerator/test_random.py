@@ -98,6 +98,16 @@ def test_without_functions_in_the_module_the_generators_serve(
     assert [generator.initial_seed() for generator in whole.default_generators] == [3, 4]
 
 
+@pytest.mark.parametrize("seed", ["manual_seed", "manual_seed_all"])
+def test_a_seed_with_a_fraction_loses_it_as_with_cuda(
+    seed: str, whole: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(whole.torch_module, "manual_seed")
+    monkeypatch.delattr(whole.torch_module, "manual_seed_all")
+    getattr(whole, seed)(5.75)
+    assert whole.initial_seed() == 5
+
+
 def test_seeding_one_of_several_devices_leaves_the_others_where_only_all_can_be_seeded(
     whole: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

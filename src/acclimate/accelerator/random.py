@@ -133,6 +133,7 @@ class RandomNumbers(Devices):
         CPU: torch's host generator only.
         CUDA: ``torch.cuda.manual_seed``.
         """
+        seed = int(seed)  # torch.cuda takes a float too, such as the time
         apply = self._offered("manual_seed")
         if apply is None and self.device_count() == 1:
             apply = self._offered("manual_seed_all")  # every device has it, since torch.manual_seed needs it
@@ -148,6 +149,7 @@ class RandomNumbers(Devices):
         CPU: torch's host generator only.
         CUDA: ``torch.cuda.manual_seed_all``.
         """
+        seed = int(seed)
         apply = self._offered("manual_seed_all")
         if apply is not None:
             apply(seed)

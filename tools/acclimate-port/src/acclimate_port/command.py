@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -126,6 +125,9 @@ def _progress(total: int, form: str) -> Iterator:  # type: ignore[type-arg]
     if form != "text" or not console.is_terminal:
         yield lambda: None
         return
+    # Imported here, as it takes long, and only a terminal shows progress.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     columns = (TextColumn("porting"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("porting", total=total)

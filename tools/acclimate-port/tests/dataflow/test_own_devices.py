@@ -164,3 +164,49 @@ def test_a_name_that_lightning_takes_for_an_accelerator_stays(use: str, target: 
     ported = port_text(source, Settings(target))
     assert ported.text == source
     assert any("Lightning knows no accelerators" in one.reason for one in ported.sites)
+
+
+TRAINER = """\
+import torch
+from {package} import Trainer
+
+
+class Mine(Trainer):
+    def build(self):
+        self.model = torch.nn.Linear(4, 4){own}
+        self.scaler = torch.cuda.amp.GradScaler()
+        if torch.cuda.device_count() > 1:
+            self.model = torch.nn.DataParallel(self.model)
+
+    def step(self, batch):
+        with torch.cuda.amp.autocast():
+            return self.model(batch{read})
+"""
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("package", "own", "read", "is_safe"),
+    [
+        ("dassl.engine", "", ".to(self.device)", False),
+        ("dassl.engine", "", "", True),
+        ("dassl.engine", "\n        self.device = pick()", ".to(self.device)", True),
+        ("transformers", "", ".to(self.device)", True),
+    ],
+)
+def test_code_of_a_class_whose_device_a_base_of_another_library_chooses_is_unsafe(
+    package: str, own: str, read: str, is_safe: bool, target: str
+) -> None:
+    source = TRAINER.format(package=package, own=own, read=read)
+    sites = port_text(source, Settings(target)).sites
+    assert len(sites) == 4
+    assert {one.safe for one in sites} == {is_safe}, sites
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("package", ["torch2trt", "neural_renderer"])
+def test_a_device_of_a_file_that_imports_a_package_built_for_cuda_alone_is_unsafe(
+    package: str, target: str
+) -> None:
+    source = f"import torch\nimport {package}\n\nx = torch.ones(1).cuda()\n"
+    assert port_text(source, Settings(target)).text == source

@@ -36,6 +36,9 @@ EDITED["a part with a name of its own"] = (
     "saved = torch.load(path)\n    state = saved['model']\n    other = {key[7:]: value for key, value in state.items()}\n"
     "    model.load_state_dict(other)"
 )
+EDITED["one of two paths"] = (
+    "saved = torch.load(path) if place else torch.load(path)\n    model.load_state_dict(saved)"
+)
 EDITED["a generator"] = "gan.gen.load_state_dict(torch.load(path))"
 LEFT = {
     "a result": "return torch.load(path)",
@@ -129,3 +132,48 @@ def test_a_load_beside_one_that_stays_is_half_of_one(target: str) -> None:
             one for one in port_text(BESIDE.format(line), Settings(target)).sites if one.code == "ACC307"
         ]
         assert [one.safe for one in found] == [is_safe], found
+
+
+SEVERAL = """\
+import torch
+
+
+def f(model, target_net, source_net, path, other, flag):
+    if flag:
+        model.load_state_dict(torch.load(path))
+    else:
+        target_net.load_state_dict(torch.load(path{place}))
+        source_net.load_state_dict(torch.load(other))
+"""
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(("place", "edits"), [("", 3), (", map_location=flag", 0)])
+def test_loads_of_two_branches_are_edited_all_or_none(place: str, edits: int, target: str) -> None:
+    ported = port_text(SEVERAL.format(place=place), Settings(target)).text
+    assert ported.count('map_location="cpu"') == edits
+
+
+LONG_TRY = """\
+import torch
+
+
+def f(model, optimizer, path):
+    try:
+        start = int(path.split("/")[-1])
+        model.load_state_dict(torch.load(path))
+        optimizer.load_state_dict(torch.load(path + "2"))
+        print("restored")
+    except {caught}:
+        print("not restored")
+    return model
+"""
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(("caught", "is_safe"), [("Exception", False), ("ValueError", True)])
+def test_a_load_among_other_work_that_may_fail_needs_review_if_its_error_is_caught(
+    caught: str, is_safe: bool, target: str
+) -> None:
+    sites = port_text(LONG_TRY.format(caught=caught), Settings(target)).sites
+    assert [one.safe for one in sites] == [is_safe] * 2

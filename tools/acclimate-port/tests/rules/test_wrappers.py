@@ -364,3 +364,49 @@ def test_a_model_that_only_data_parallel_moves_would_stay_on_the_host(
 ) -> None:
     sites = port_text(MADE.format(move, use), Settings(target)).sites
     assert [one.safe for one in sites if one.code == "ACC506"] == [is_safe], sites
+
+
+ALONE = """\
+import torch
+
+model = Net()
+if flag:
+    model = torch.nn.DataParallel(model)
+    model.load_state_dict(state)
+    model = model.module
+{use}
+"""
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("use", "is_safe"),
+    [
+        ("print(model(torch.ones(1)))", False),
+        ("model.to(place)", True),
+        ("train(model)", True),
+        ("torch.set_default_device(place)", True),
+    ],
+)
+def test_a_model_that_is_wrapped_and_never_moved_stays_where_it_is(
+    use: str, is_safe: bool, target: str
+) -> None:
+    sites = port_text(ALONE.format(use=use), Settings(target)).sites
+    assert [one.safe for one in sites if one.code == "ACC506"] == [is_safe], sites
+
+
+@TARGETS
+@pytest.mark.parametrize("kind", ["cpu", "mps", "xpu"])
+def test_a_layer_that_exchanges_its_statistics_is_made_only_where_torch_runs_it(
+    kind: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import torch\n\n\ndef f(m):\n    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(m)\n"
+    space = module_of(source, target)
+    if target == "acclimate":
+        space["get_accelerator"] = lambda: types.SimpleNamespace(device_name=lambda: kind)
+        is_made = kind == "xpu"
+    else:  # torch has no process group for Apple's GPUs, so the model trains alone there
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind != "cpu")
+        is_made = kind != "cpu"
+    made = space["f"](torch.nn.Sequential(torch.nn.BatchNorm1d(2)))[0]
+    assert isinstance(made, torch.nn.SyncBatchNorm) == is_made

@@ -115,3 +115,37 @@ def test_a_refused_file_without_the_import_or_without_cuda_does_not_count(text: 
     files = {"net.py": NET, "train.py": text}
     found = ported_project(tmp_path, files, "acclimate", refused=["train.py"])["net.py"]
     assert found.sites[0].status is Status.CONVERTED
+
+
+BROKEN = """\
+import torch
+
+
+class Factory:
+    def make(opt):
+        from nets import Net
+        return Net(opt)
+
+
+class Net:
+    def __init__(self, opt):
+        self.net = torch.nn.Linear(4, 4)
+        self.net{move}
+        print "made"
+"""
+RUNS_BOTH = "import options\nfrom models import Factory\n\n\ndef main(opt):\n    options.start(opt)\n    Factory.make(opt)\n"
+OPTIONS = "import torch\n\n\ndef start(opt):\n    torch.cuda.set_device(opt.gpu)\n"
+
+
+@pytest.mark.parametrize("move", [".cuda()", ".train()  # cuda"])
+@pytest.mark.parametrize("through", [True, False])
+def test_what_a_program_runs_of_a_refused_file_holds_its_device_back(
+    move: str, through: bool, tmp_path: Path
+) -> None:
+    names = ("nets.py", "models.py") if through else ("models.py",)
+    broken = BROKEN.format(move=move)
+    files = {"main.py": RUNS_BOTH, "options.py": OPTIONS, **dict.fromkeys(names, broken)}
+    if through:  # the first one only gives on what it makes
+        files["models.py"] = BROKEN.format(move=".train()  # cuda")
+    found = ported_project(tmp_path, files, "acclimate", refused=sorted(names))["options.py"].sites[0]
+    assert (found.status is Status.CONVERTED) == (move != ".cuda()")

@@ -135,6 +135,27 @@ def moved_by_lightning(file: SourceFile, node: cst.CSTNode) -> str:
     return ""
 
 
+def given_by_base(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why code of a class computes where a base class of another library chooses; ``""`` if it does not.
+
+    The class reads ``self.device``, and no class of the file sets it.
+    """
+    own = class_around(file, node)
+    library = (
+        next((one for base in own.bases if (one := library_named(file, base.value))), None) if own else None
+    )
+    if own is None or library is None:
+        return ""
+    place = file.span(own)
+    of_self = [one for one in file.attributes.get("device", ()) if dotted(one.value) == "self"]
+    is_set = any(isinstance(file.tree.parent(one), (cst.AssignTarget, cst.AnnAssign)) for one in of_self)
+    read = next((one for one in of_self if place.start <= file.span(one).start < place.end), None)
+    if read is None or is_set:
+        return ""
+    line = file.tree.line(file.span(read).start)
+    return f"a base class of `{own.name.value}` that was not given chooses the device of line {line}"
+
+
 def computes_elsewhere(file: SourceFile) -> str:
     """Why the file runs with CUDA or on a CPU alone, by what it imports; ``""`` if it does not."""
     for statement in file.tree.imports:

@@ -31,6 +31,7 @@ from acclimate_port.dataflow.own_devices import (
     bound_elsewhere,
     computes_elsewhere,
     computes_in_64_bits,
+    given_by_base,
     moved_by_lightning,
 )
 from acclimate_port.dataflow.receivers import moves_for_others
@@ -162,7 +163,12 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     if not reason and is_whole and not _only_loads(file, node):
         reason = moved_by_lightning(file, node) or computes_elsewhere(file)
         reason = reason or computes_in_64_bits(file, node, may_be_host=may_take_host(file, finding))
-    return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
+    if not reason and (is_whole or finding.rule.name in ("mixed-precision", "data-parallel")):
+        reason = given_by_base(file, node)
+    is_load = finding.rule.code == "ACC307"
+    return reason or (
+        _CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node, is_load=is_load) else ""
+    )
 
 
 def _follows_device(file: SourceFile, node: cst.CSTNode) -> bool:
@@ -281,8 +287,8 @@ def _new_code(finding: Finding) -> list[str]:
     return [part for edit in finding.edits for part in edit.parts if isinstance(part, str)]
 
 
-def _is_probe(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a use of a device raises without CUDA and its function catches that."""
+def _is_probe(file: SourceFile, node: cst.CSTNode, *, is_load: bool) -> bool:
+    """Whether a use of a device, or a load, raises without CUDA and its function catches that."""
     name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
     # What records an event, or orders a stream, raises at its first use.
     is_quiet = name in NEVER_RAISE and name not in ("Event", "Stream")
@@ -292,7 +298,7 @@ def _is_probe(file: SourceFile, node: cst.CSTNode) -> bool:
         if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
             return False
         if isinstance(around, cst.Try) and below is around.body:
-            asks = name or len(around.body.body) <= _SHORT
+            asks = name or is_load or len(around.body.body) <= _SHORT
             if asks and any(map(_goes_on, around.handlers)):
                 return True
     return False

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write
 from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.float64 import float64
-from acclimate_port.source.outline import Outline, outline, outline_of_imports
+from acclimate_port.source.outline import Outline, blocks_of_refused, outline, outline_of_refused
 from acclimate_port.source.parallel_reads import parallel_reads
 from acclimate_port.source.process_groups import on_groups
 from acclimate_port.source.saved_files import saved_files
@@ -36,6 +37,8 @@ _MOST_ROUNDS = 10
 _DEEPEST = 5_000
 _MOST_KEPT = 3_000_000
 """The most characters of the texts whose syntax trees are kept, which take some hundred bytes for each."""
+_MOST_DROPPED = 500_000
+"""The most characters of the texts whose syntax trees wait to be freed, as these hold each other."""
 _TOO_DEEP = "its expressions are nested too deeply"
 _NAMES_CUDA = re.compile(r"^[^#\n]*\b(?:cuda|nccl)\b", re.M)
 _PROGRAM = Symbol(Kind.PLACE, f"here:{MODULE}")
@@ -102,10 +105,11 @@ def port_files(
             done()
     settings = replace(settings, survey=joined(surveys).resolved())
     looks = _Looks()
-    for result in _port_each(dict.fromkeys(hopeful, settings), jobs, looks):
-        results[result.path] = result
-        done()
-    _port_again(paths, results, settings, jobs, looks)
+    with _without_collector():
+        for result in _port_each(dict.fromkeys(hopeful, settings), jobs, looks):
+            results[result.path] = result
+            done()
+        _port_again(paths, results, settings, jobs, looks)
     for path in hopeful:
         if apply and results[path].changed:
             results[path] = _written(results[path])
@@ -114,11 +118,28 @@ def port_files(
     return [results[path] for path in paths if path in results]
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Runs the block without Python's search for cycles, which takes a tenth of its time.
+
+    It would go over the syntax trees of all files again and again, and these are kept anyway.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class _Looks:
     """What this process found in each file that it may have to port again."""
 
     def __init__(self) -> None:
         self._of_files: dict[Path, dict[str, Look]] = {}
+        self._dropped = 0
+        """The characters of the texts that were forgotten since memory was last freed."""
 
     def of(self, path: Path) -> dict[str, Look]:
         """What was found in the texts of a file, to which more is added."""
@@ -126,7 +147,10 @@ class _Looks:
 
     def drop(self, path: Path) -> None:
         """Forgets a file."""
-        self._of_files.pop(path, None)
+        self._dropped += sum(map(len, self._of_files.pop(path, ())))
+        if self._dropped > _MOST_DROPPED:
+            gc.collect()
+            self._dropped = 0
 
     def drop_oldest(self) -> None:
         """Forgets the files that were looked at first, as far as there are too many."""
@@ -134,7 +158,8 @@ class _Looks:
         for path in [*self._of_files]:
             if size <= _MOST_KEPT:
                 return
-            size -= sum(map(len, self._of_files.pop(path)))
+            size -= sum(map(len, self._of_files[path]))
+            self.drop(path)
 
 
 def _port_again(
@@ -210,9 +235,16 @@ def _of_settings(path: Path, text: str) -> Facts:
 
 def _of_refused(source: str) -> Facts:
     """The facts of a file that cannot be ported: it stays on CUDA, and so does what it imports."""
-    named = _NAMES_CUDA.search(source)
-    stays = {_PROGRAM: source.count("\n", 0, named.start()) + 1} if named is not None else {}
-    return Facts(outline_of_imports(source), stays=stays)
+    places = [(_PROGRAM, source, 0)]
+    places += [
+        (Symbol(Kind.PLACE, f"here:{name}"), text, start) for name, text, start in blocks_of_refused(source)
+    ]
+    stays = {
+        symbol: source.count("\n", 0, start + named.start()) + 1
+        for symbol, text, start in places
+        if (named := _NAMES_CUDA.search(text)) is not None
+    }
+    return Facts(outline_of_refused(source), stays=stays)
 
 
 def _bytes(path: Path) -> bytes:
@@ -242,7 +274,9 @@ def _port_each(settings_of: Mapping[Path, Settings], jobs: int, looks: _Looks) -
     ordered = sorted(paths, key=_size, reverse=True)
     remaining = set(ordered)
     try:
-        with ProcessPoolExecutor(max_workers=min(jobs, len(ordered))) as pool:
+        with ProcessPoolExecutor(
+            min(jobs, len(ordered)), initializer=gc.enable
+        ) as pool:  # fork leaves it off
             futures: dict[Future[FileResult], Path] = {
                 pool.submit(port_file, path, settings_of[path]): path for path in ordered
             }
@@ -297,8 +331,11 @@ def port_file(path: Path, settings: Settings, looks: dict[str, Look] | None = No
         settings: the options.
         looks: what was found in its texts, see :func:`acclimate_port.engine.port_text`.
     """
-    # Looking for cycles among the many objects of a syntax tree takes a fifth of the time.
-    gc.disable()
+    with _without_collector():
+        return _port_file(path, settings, looks)
+
+
+def _port_file(path: Path, settings: Settings, looks: dict[str, Look] | None) -> FileResult:
     try:
         data = read(path)
         if not (may_concern(data) or settings.concerns_all):
@@ -320,8 +357,6 @@ def port_file(path: Path, settings: Settings, looks: dict[str, Look] | None = No
         return FileResult(path, failure=f"its encoding cannot hold the edit: {error}")
     except Exception as error:  # noqa: BLE001 - a fault of ours with one file must not keep the others from it
         return FileResult(path, failure=f"a bug in acclimate: {type(error).__name__}; please report it")
-    finally:
-        gc.enable()
 
 
 def _refuse_deep(text: str) -> None:

@@ -112,12 +112,15 @@ def is_bare(call: cst.Call) -> bool:
 
 
 def _is_chosen(file: SourceFile, load: cst.Call) -> bool:
-    """Whether a test decides between a load and another one."""
+    """Whether a test decides between a load and one to a device that the program names.
+
+    Of several that name none, such as those of two models, each is edited.
+    """
     for choice in file.tree.ancestors(load):
         if isinstance(choice, (cst.If, cst.IfExp)):
             place = file.span(choice)
-            inside = [one for one in file.loads if place.start <= file.span(one).start < place.end]
-            if len(inside) > 1:
+            inside = (one for one in file.loads if place.start <= file.span(one).start < place.end)
+            if not all(map(is_bare, inside)):
                 return True
     return False
 
@@ -167,7 +170,7 @@ def _holder_goes(file: SourceFile, load: cst.Call, name: cst.Name, way: _Way) ->
     is_global = (
         bool(bound) and isinstance(bound[0].scope, GlobalScope) and file.tree.function(name) is not None
     )
-    if is_global or not all(_is_of(one, load, name, way) for one in held):
+    if is_global or not all(_is_of(file, one, load, name, way) for one in held):
         return False
     reads = file.tree.reads(name)
     return bool(reads) and all(_goes_to_modules(file, load, read, way) for read in reads)
@@ -205,7 +208,7 @@ def _is_taken(file: SourceFile, load: cst.Call, call: cst.Call, argument: cst.Ar
     return isinstance(updated, cst.Name) and _holder_goes(file, load, updated, way)
 
 
-def _is_of(value: cst.CSTNode | None, load: cst.Call, name: cst.Name, way: _Way) -> bool:
+def _is_of(file: SourceFile, value: cst.CSTNode | None, load: cst.Call, name: cst.Name, way: _Way) -> bool:
     """Whether a value is a checkpoint, a part of one, an entry of what a name holds, or a dictionary for a module."""
     while isinstance(value, cst.Subscript):
         value = value.value
@@ -214,12 +217,23 @@ def _is_of(value: cst.CSTNode | None, load: cst.Call, name: cst.Name, way: _Way)
         is_made = called_name(value) in ("OrderedDict", "dict") and not value.args
         is_entry = called_name(value) in ("get", "pop") and is_method
         is_state = called_name(value) == "state_dict" and is_method
-        return value is load or is_made or is_state or (is_entry and _named_in(value, name))
+        return (
+            value is load
+            or _is_one_more(file, value)
+            or is_made
+            or is_state
+            or (is_entry and _named_in(value, name))
+        )
     if isinstance(value, (cst.DictComp, cst.IfExp)):
         return True
     is_empty = isinstance(value, cst.Dict) and not value.elements
     is_part = isinstance(value, cst.Name) and (value.value == name.value or id(value) in way.seen)
     return is_empty or is_part
+
+
+def _is_one_more(file: SourceFile, call: cst.Call) -> bool:
+    """Whether a call is a load that is edited too: a name that holds the one or the other goes one way."""
+    return file.tree.qualified(call.func) == "torch.load" and is_bare(call) and not file.in_fstring(call)
 
 
 def _named_in(call: cst.Call, name: cst.Name) -> bool:

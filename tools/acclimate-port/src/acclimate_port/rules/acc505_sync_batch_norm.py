@@ -7,6 +7,7 @@ import re
 import libcst as cst
 
 from acclimate_port.new_code.edits import insert
+from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.base import Example, Finding, Rule, is_read
 from acclimate_port.rules.comparison_edits import host_guard
 from acclimate_port.source.tree import called_name, dotted, keyword, positional, walk
@@ -33,7 +34,8 @@ class SyncBatchNorm(Rule[cst.Call | cst.Attribute | cst.Name]):
     summary = "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`, `torch.nn.SyncBatchNorm(n)`"
     explanation = """\
 `SyncBatchNorm` raises on a CPU, so there the model keeps its layers, and each rank computes batch statistics over its
-own part of the batch. If the model is an expression and not a name, the test chooses the function instead, so that the
+own part of the batch. In a process group it raises on Apple's GPUs too, which `--to acclimate` treats the same: a Mac
+has one of them, so the statistics are those of the whole batch. If the model is an expression and not a name, the test chooses the function instead, so that the
 model is evaluated once.
 
 If a program creates the layer itself, the edit uses `BatchNorm1d`, `2d` or `3d` on a CPU, with the same parameters.
@@ -44,7 +46,7 @@ process group is left too, and so are the program's own conversion functions and
             "import torch\nfrom torch import nn\n\n\ndef f(m):\n    return nn.SyncBatchNorm.convert_sync_batchnorm(m)\n",
             "import torch\nfrom acclimate import get_accelerator\nfrom torch import nn\n\n\ndef f(m):\n"
             "    return (nn.SyncBatchNorm.convert_sync_batchnorm(m) "
-            'if get_accelerator().device_name() != "cpu" else m)\n',
+            'if get_accelerator().device_name() not in ("cpu", "mps") else m)\n',
             "import torch\nfrom torch import nn\n\n\ndef f(m):\n"
             "    return (nn.SyncBatchNorm.convert_sync_batchnorm(m) if torch.accelerator.is_available() else m)\n",
         ),
@@ -53,7 +55,7 @@ process group is left too, and so are the program's own conversion functions and
             "    return nn.SyncBatchNorm.convert_sync_batchnorm(make())\n",
             "import torch\nfrom acclimate import get_accelerator\nfrom torch import nn\n\n\ndef f(make):\n"
             "    return (nn.SyncBatchNorm.convert_sync_batchnorm "
-            'if get_accelerator().device_name() != "cpu" else lambda module: module)(make())\n',
+            'if get_accelerator().device_name() not in ("cpu", "mps") else lambda module: module)(make())\n',
             "import torch\nfrom torch import nn\n\n\ndef f(make):\n"
             "    return (nn.SyncBatchNorm.convert_sync_batchnorm "
             "if torch.accelerator.is_available() else lambda module: module)(make())\n",
@@ -74,7 +76,7 @@ process group is left too, and so are the program's own conversion functions and
         if file.target.name == "torch" and file.is_guarded(node):
             return None
         model = node.args[0].value
-        condition = host_guard(file, '"')
+        condition = _where_it_runs(file, '"')
         # Other rules still edit the code inside the call, such as a process group.
         around: cst.BaseExpression = node
         same = dotted(model)
@@ -116,10 +118,20 @@ process group is left too, and so are the program's own conversion functions and
         if _has_own_conversion(file, node):
             reason = "it is part of the program's own conversion, whose parts must match"
             return self.left(file, node, reason)
-        condition = host_guard(file, file.quote(node))
+        condition = _where_it_runs(file, file.quote(node))
         plain = f"{file.torch}.nn.BatchNorm{dimensions.pop()}d"
         unsafe = "the shape of its input is inferred from the file's other layers"
         return self.becomes(file, node, "(", file.span(node), f" if {condition} else {plain})", unsafe=unsafe)
+
+
+def _where_it_runs(file: SourceFile, quote: str) -> str:
+    """The target's condition for the layer, which in a process group raises on Apple's GPUs as on a CPU.
+
+    acclimate has a process group there, of one device, in which an ordinary layer gives the same. torch has none.
+    """
+    if isinstance(file.target, AcclimateTarget):
+        return f"{file.target.device_type} not in ({quote}cpu{quote}, {quote}mps{quote})"
+    return host_guard(file, quote)
 
 
 def _takes_group(call: cst.Call) -> bool:

@@ -8,7 +8,7 @@ from acclimate_port.dataflow.sinks import DEVICE_METHODS
 from acclimate_port.new_code.added_functions import ON_ANY_DEVICE
 from acclimate_port.new_code.edits import insert
 from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule
-from acclimate_port.source.tree import called_name
+from acclimate_port.source.tree import called_name, dotted
 from acclimate_port.source.values import methods
 from acclimate_port.source_file import SourceFile
 
@@ -26,6 +26,8 @@ _STEPS = {
     *("torch.nn.parallel.scatter_gather.scatter", "torch.nn.parallel.scatter_gather.scatter_kwargs"),
     *("torch.nn.parallel.scatter_gather.gather", "torch.nn.parallel.replicate.replicate"),
 }
+_SET_DEFAULT = {"set_default_tensor_type", "set_default_device"}
+"""Functions by which a model is on the device from the beginning."""
 _STEPS_OF_A_CLASS = {"forward", "scatter", "gather", "replicate", "parallel_apply"}
 
 
@@ -92,23 +94,32 @@ the functions that it calls: without CUDA a program should call the module direc
 
 
 def _alone_moves(file: SourceFile, wrapped: cst.Call) -> bool:
-    """Whether a model is made in the call, and a local name alone holds the result, which nothing moves.
+    """Whether a name alone holds a model, which is made for it and which nothing else moves.
 
     torch moves it there if there is one CUDA device.
     """
-    made = wrapped.args[0].value if wrapped.args else None
     assign = file.tree.parent(wrapped)
-    if not isinstance(made, cst.Call) or not (called_name(made) or "")[:1].isupper():
+    name = assign.targets[0].target if isinstance(assign, cst.Assign) and len(assign.targets) == 1 else None
+    if not isinstance(name, cst.Name) or file.names & _SET_DEFAULT or not wrapped.args:
         return False
-    if not isinstance(assign, cst.Assign) or len(assign.targets) != 1:
+    made = [one for one in file.bound_values(name) if one is not wrapped and not _is_unwrapped(one, name)]
+    given = wrapped.args[0].value
+    made += [] if isinstance(given, cst.Name) and given.value == name.value else [given]
+    if not made or not all(
+        isinstance(one, cst.Call) and (called_name(one) or "")[:1].isupper() for one in made
+    ):
         return False
-    name = assign.targets[0].target
-    if not isinstance(name, cst.Name) or len(file.bound_values(name)) != 1:
-        return False
-    used = [file.tree.parent(read) for read in file.tree.reads(name)]
-    is_moved = any(isinstance(one, cst.Attribute) and one.attr.value in DEVICE_METHODS for one in used)
-    is_given = any(isinstance(one, (cst.Arg, cst.Return, cst.Assign, cst.Element)) for one in used)
-    return not (is_moved or is_given)
+    used = [(read, file.tree.parent(read)) for read in file.tree.reads(name) if read is not given]
+    is_moved = any(isinstance(at, cst.Attribute) and at.attr.value in DEVICE_METHODS for _, at in used)
+    is_own = all(
+        isinstance(at, cst.Attribute) or (isinstance(at, cst.Call) and at.func is one) for one, at in used
+    )
+    return is_own and not is_moved
+
+
+def _is_unwrapped(value: cst.CSTNode | None, name: cst.Name) -> bool:
+    """Whether a value is what a wrapper holds: ``model.module`` for ``model``."""
+    return isinstance(value, cst.Attribute) and dotted(value) == f"{name.value}.module"
 
 
 def _own_data_parallel(file: SourceFile, name: cst.BaseExpression) -> list[cst.ClassDef]:

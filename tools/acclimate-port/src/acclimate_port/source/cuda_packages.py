@@ -24,6 +24,7 @@ CUDA_PACKAGES = _FOR_CUDA | {
     ),
     *("diff_gaussian_rasterization", "diff_surfel_rasterization", "isaacgym", "nerfacc", "exllama_ext"),
     *("warpconvnet", "fvdb", "curobo", "fused_ssim", "diff_gauss", "pointops"),
+    *("neural_renderer", "soft_renderer", "warp_rnnt", "lightseq", "torchqrnn"),
     *("exllamav2_ext", "awq_inference_engine", "awq_ext", "sageattention", "knn_cuda", "pointnet2_ops"),
     # Models have modules of these names too, so only a top-level package counts.
     *("dropout_layer_norm", "rotary_emb", "selective_scan"),
@@ -74,13 +75,13 @@ OPERATORS = (
         "pykeops",
     ),
     *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin", "nvidia.dali"),
-    "horovod",
+    *("horovod", "warpctc_pytorch", "warprnnt_pytorch", "spatial_correlation_sampler", "inplace_abn"),
 )
 """Packages whose operators run on a CPU and with CUDA, and nowhere else."""
 NEEDED = {
     *(name for name in CUDA_PACKAGES if name not in ("selective_scan", "rotary_emb", "dropout_layer_norm")),
     *("bitsandbytes", "pycuda", "tensorrt", "torch_tensorrt", "MinkowskiEngine", "spconv", "torchsparse"),
-    *("cuml", "cudf", "cugraph", "cuvs", "rmm", "cumm"),
+    *("cuml", "cudf", "cugraph", "cuvs", "rmm", "cumm", "torch2trt", "trtorch"),
 }
 """Packages for NVIDIA GPUs without which a program that imports them in any case does not start."""
 OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex", *OWN_MODULES)

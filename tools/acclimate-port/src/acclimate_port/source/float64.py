@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from acclimate_port.source.tree import parse_as_python, python_nodes, text_of
 
@@ -149,8 +149,9 @@ _LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
 """What a loop over batches goes over."""
 
 
+@lru_cache(maxsize=1024)
 def float64(source: str | bytes) -> Float64:
-    """The numbers of 64 bits of a file; none if this Python cannot parse it."""
+    """The numbers of 64 bits of a file; none if this Python cannot parse it. A text is read once."""
     text = text_of(source)
     if "torch" not in text and "numpy" not in text and "gym" not in text:
         return Float64()

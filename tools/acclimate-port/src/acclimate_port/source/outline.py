@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import keyword
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -33,6 +34,10 @@ _ATTRIBUTES = re.compile(r"(?<![\w.])(\w+)((?:\.\w+){1,3})")
 _IMPORT_STATEMENT = re.compile(
     r"^[ \t]*(from[ \t]+[\w.]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)|import[ \t]+[^\n]*)", re.M
 )
+
+_DEFINITION = re.compile(r"^(?:class|def)[ \t]+(\w+)", re.M)
+_TOP_LINE = re.compile(r"^[^\s#)\]}]", re.M)
+_CHAIN = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True)
@@ -175,8 +180,8 @@ def outline(source: str | bytes) -> Outline:
     )
 
 
-def outline_of_imports(source: str) -> Outline:
-    """The outline of a file that Python cannot parse: what it imports, and uses of that, by its text."""
+def outline_of_refused(source: str) -> Outline:
+    """The outline of a file that Python cannot parse, by its text: its names, and uses of imports."""
     imports = []
     for found in _IMPORT_STATEMENT.finditer(source):
         try:
@@ -184,7 +189,26 @@ def outline_of_imports(source: str) -> Outline:
         except (SyntaxError, ValueError):
             continue
         imports.append(found[1])
-    return outline("\n".join([*imports, *(f"# {line}" for line in source.splitlines())]))
+    named = (
+        f"def {name}():\n    ({', '.join(sorted(_names_in(text)))},)"
+        for name, text, _ in blocks_of_refused(source)
+    )
+    return outline("\n".join([*imports, *named, *(f"# {line}" for line in source.splitlines())]))
+
+
+def blocks_of_refused(source: str) -> Iterator[tuple[str, str, int]]:
+    """The functions and classes of a text that Python cannot parse: the name, the code, and its start."""
+    found = [*_DEFINITION.finditer(source)]
+    for one in found:
+        next_line = _TOP_LINE.search(source, one.end())
+        yield one[1], source[one.start() : next_line.start() if next_line is not None else None], one.start()
+
+
+def _names_in(text: str) -> set[str]:
+    """The names in a text, those of attributes with the whole chain, and one that is always there."""
+    return {"None"} | {
+        chain for chain in _CHAIN.findall(text) if not any(map(keyword.iskeyword, chain.split(".")))
+    }
 
 
 def _is_script(statements: list[ast.AST], own: set[str]) -> bool:
