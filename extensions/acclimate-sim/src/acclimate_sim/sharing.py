@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
+
+_given: WeakKeyDictionary[Any, list[torch.Tensor]] = WeakKeyDictionary()
+"""The copies among the arguments of a process that starts: it opens their memory after they are pickled."""
 
 
 def register(device_type: str) -> None:
@@ -21,7 +26,10 @@ def register(device_type: str) -> None:
         if tensor.device.type != device_type or (tensor.requires_grad and not tensor.is_leaf):
             reduced: tuple[Any, ...] = reduce_tensor(tensor)
             return reduced
-        return _rebuild, (tensor.detach().cpu(), tensor.device, type(tensor), tensor.requires_grad)
+        on_host = tensor.detach().cpu()
+        if (started := get_spawning_popen()) is not None:
+            _given.setdefault(started, []).append(on_host)
+        return _rebuild, (on_host, tensor.device, type(tensor), tensor.requires_grad)
 
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, reduce)

@@ -23,6 +23,19 @@ def test_workers_of_a_data_loader_return_tensors_on_the_device(method: str) -> N
     assert torch.cat(batches).tolist() == [[float(i)] * 2 for i in range(4)]
 
 
+def _raise_unless_three_ones(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "sim" or tensor.tolist() != [1.0] * 3:
+        raise ValueError(tensor)
+
+
+@pytest.mark.slow
+def test_a_spawned_process_gets_tensors_as_its_arguments() -> None:
+    child = mp.get_context("spawn").Process(target=_raise_unless_three_ones, args=(torch.ones(3).to("sim"),))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
 def test_a_queue_keeps_parameters_and_their_gradients_flag() -> None:
     queue = mp.get_context("fork").SimpleQueue()
     for sent in (

@@ -15,6 +15,7 @@ SPLIT = [
     "state = torch.load('w', map_location=None if flag else 'cpu')",
     "state = torch.load('w', map_location=None if flag else lambda storage, loc: storage)",
     "where = None if flag else 'cpu'\nstate = torch.load('w', map_location=where)",
+    "if flag:\n    where = None\nelse:\n    where = 'cpu'\nstate = torch.load('w', map_location=where)",
     "options = {} if flag else {'map_location': 'cpu'}\nstate = torch.load('w', **options)",
     "options = dict() if flag else dict(map_location='cpu')\nstate = torch.load('w', **options)",
     "options = {}\nif not flag:\n    options['map_location'] = 'cpu'\nstate = torch.load('w', **options)",
@@ -40,6 +41,13 @@ def test_a_flag_that_sends_a_checkpoint_back_to_cuda_is_not_ported(load: str, ta
 )
 def test_a_checkpoint_that_is_loaded_to_a_named_device_hinders_nothing(load: str, target: str) -> None:
     assert ".cuda()" not in port_text(program(f"{load}\n{MOVE}\nreturn state"), Settings(target)).text
+
+
+@EACH_TARGET
+def test_a_question_whose_branches_name_where_a_checkpoint_goes_is_unsafe(target: str) -> None:
+    choice = "if torch.cuda.is_available():\n    where = None\nelse:\n    where = 'cpu'\n"
+    source = program(f"{choice}net.load_state_dict(torch.load('w', where)['net'])", "import torch")
+    assert "loaded to CUDA" in reasons(check(source, target, changed=False))
 
 
 @EACH_TARGET

@@ -36,6 +36,21 @@ def test_the_data_parallel_of_torch_geometric_is_reported_as_left(target: str) -
 
 
 @TARGETS
+def test_a_subclass_of_data_parallel_in_another_file_holds_back_the_test_around_it(target: str) -> None:
+    source = (
+        "import torch\nfrom batchnorm import DataParallelWithCallback\n\n\n"
+        "def build(model):\n"
+        "    if torch.cuda.is_available():\n        model = DataParallelWithCallback(model)\n    return model\n"
+    )
+    ported = port_text(source, Settings(target, unsafe=True))
+    assert ported.text == source
+    assert {(site.code, site.status) for site in ported.sites} == {
+        ("ACC101", Status.LEFT),
+        ("ACC506", Status.LEFT),
+    }
+
+
+@TARGETS
 def test_a_file_that_imports_torch_in_a_function_can_be_imported_without_it(target: str) -> None:
     source = "def build(model):\n    import torch\n    return torch.nn.DataParallel(model)\n"
     space = module_of(source, target)

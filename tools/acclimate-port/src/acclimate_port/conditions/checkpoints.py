@@ -20,17 +20,21 @@ SPLIT = "line {line} loads a checkpoint to CUDA if it was saved there, and only 
 def decides_location(file: SourceFile, test: cst.CSTNode) -> bool:
     """Whether a checkpoint is loaded without a device if a test is true, so that it goes back to CUDA.
 
-    ``map_location=None if use_cuda else "cpu"``, or ``torch.load(path)`` in a branch.
+    ``map_location=None if use_cuda else "cpu"``, also as an ``if`` that sets a name, or ``torch.load(path)``
+    in a branch.
     """
     if not file.loads:
         return False
+    tests = {test, *uses_of_result(file, test)}
+    if any(tests & {*walk(choice.test)} for choice in _named_in_branches(file)):
+        return True
     places = where_true(file, test)
     for call in file.loads:
         span = file.span(call)
         if _is_bare(call):
             if any(place.start <= span.start and span.end <= place.end for place in places):
                 return True
-        elif _chooses_none(file, call, {test, *uses_of_result(file, test)}):
+        elif _chooses_none(file, call, tests):
             return True
     return False
 
@@ -53,6 +57,32 @@ def _chooses_none(file: SourceFile, call: cst.Call, tests: set[cst.CSTNode]) -> 
             if has_none and tests & set(walk(choice.test)):
                 return True
     return False
+
+
+@kept
+def _named_in_branches(file: SourceFile) -> list[cst.If]:
+    """Each ``if`` that sets a name, which is given as ``map_location``, to ``None`` or else to the host."""
+    found = []
+    for choice in file.tree.of_type(cst.If):
+        if not isinstance(choice.orelse, cst.Else):
+            continue
+        here, there = _assigned(choice.body), _assigned(choice.orelse.body)
+        for name in here.keys() & there.keys():
+            places = {_location(file, side[name]) for side in (here, there)}
+            if places == _BOTH and any(is_map_location(file, use) for use in uses_of(file, here[name])):
+                found.append(choice)
+    return found
+
+
+def _assigned(branch: cst.BaseSuite) -> dict[str, cst.BaseExpression]:
+    """What a branch assigns to names."""
+    assigned = (one for one in walk(branch) if isinstance(one, cst.Assign))
+    return {
+        target.target.value: one.value
+        for one in assigned
+        for target in one.targets
+        if isinstance(target.target, cst.Name)
+    }
 
 
 @kept
@@ -86,6 +116,7 @@ def _split(file: SourceFile) -> Iterator[cst.CSTNode]:
         is_ported = is_map_location(file, choice) and _asks_plainly(file, choice.test)
         if (is_place and not is_ported) or options == _BOTH:
             yield choice
+    yield from (choice for choice in _named_in_branches(file) if not _asks_plainly(file, choice.test))
     yield from (*_by_entry(file), *_by_unpickler(file))
 
 

@@ -31,6 +31,9 @@ _SET_DEFAULT = {"set_default_tensor_type", "set_default_device"}
 _STEPS_OF_A_CLASS = {"forward", "scatter", "gather", "replicate", "parallel_apply"}
 
 
+_SPLITS_ITSELF = "its class splits a batch itself, and torch does that over CUDA devices only"
+
+
 class DataParallel(Rule[cst.Call]):
     """``torch.nn.DataParallel(model)``."""
 
@@ -43,7 +46,8 @@ keeps torch's object, and on CUDA and on a host nothing changes. Elsewhere the d
 whole batch, and the inputs are moved there, as torch does on CUDA. The edit is unsafe where a file of the program reads
 `device_ids` of a model, and where nothing else moves the model: torch moves it to one CUDA device. To use several devices other than CUDA, a program needs `DistributedDataParallel`.
 
-A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and
+A subclass with its own `scatter`, `gather` or `forward` is left, and so are a class of another file whose name has
+`DataParallel` in it, `torch.nn.parallel.data_parallel` and
 the functions that it calls: without CUDA a program should call the module directly."""
     examples = (
         Example(
@@ -74,13 +78,12 @@ the functions that it calls: without CUDA a program should call the module direc
             return self.left(file, node, reason, (node.func,))
         definitions = _own_data_parallel(file, node.func)
         if name not in _DATA_PARALLEL and not definitions:
-            return None
+            return self.left(file, node, _SPLITS_ITSELF, (node.func,)) if _is_imported(file, node) else None
         given = file.tree.given_to(node)
         if given is not None and given.name == file.on_any_device:
             return None
         if any(methods(definition) & _STEPS_OF_A_CLASS for definition in definitions):
-            reason = "its class splits a batch itself, and torch does that over CUDA devices only"
-            return self.left(file, node, reason)
+            return self.left(file, node, _SPLITS_ITSELF)
         place = file.span(node)
         edits = insert(place.start, f"{file.on_any_device}("), insert(place.end, ")")
         unsafe = ""
@@ -91,6 +94,14 @@ the functions that it calls: without CUDA a program should call the module direc
         finding = self.convert(file, node, *edits, unsafe=unsafe)
         finding.claims = ()
         return finding
+
+
+def _is_imported(file: SourceFile, node: cst.Call) -> bool:
+    """Whether a class of another file is called that is named after ``DataParallel``, and so derived from it."""
+    name = file.tree.qualified(node.func) or ""
+    word = name.rpartition(".")[2]
+    is_class = "DataParallel" in word and word[:1].isupper() and "Distributed" not in word
+    return is_class and "." in name and not name.startswith("torch.")
 
 
 def _alone_moves(file: SourceFile, wrapped: cst.Call) -> bool:
