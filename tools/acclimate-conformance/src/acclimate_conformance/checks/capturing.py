@@ -22,11 +22,16 @@ def new_graph(accelerator: Accelerator) -> Any:
 def offers_graphs(accelerator: Accelerator) -> bool:
     """Whether graphs can be captured and replayed, for checks that have others to look at."""
     ones = torch.ones(4, device=accelerator.current_device_name())
+    return replays_change(accelerator, lambda: ones.add_(1))
+
+
+def replays_change(accelerator: Accelerator, work: Callable[[], torch.Tensor]) -> bool:
+    """Whether graphs are offered and a replay of the work changes its result; others check if it should."""
     try:
-        graph, _ = captured(accelerator, lambda: ones.add_(1))
-        before = ones.clone()
+        graph, result = captured(accelerator, work)
+        before = result.clone()
         replay(accelerator, graph)
-        return not torch.equal(before, ones)
+        return not torch.equal(before, result)
     except Exception:  # noqa: BLE001 - a vendor's code may raise anything
         return False
 

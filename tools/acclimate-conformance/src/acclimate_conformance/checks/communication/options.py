@@ -546,15 +546,8 @@ def ranks_that_end(here: Observer) -> None:
     if here.number == here.count - 1:
         here.last_act = lambda: distributed.all_reduce(here.full(_LONG, 1), group=group, async_op=True)
         return
-    start = time.monotonic()
-    raised = False
-    try:
-        for _ in range(2):  # the rank that ended may have taken part in the first
-            distributed.all_reduce(here.full(_LONG, 1), group=group)
-            here.accelerator.synchronize()
-    except RuntimeError:
-        raised = True
-    waited = time.monotonic() - start
+    # Twice, as the rank that ended may have taken part in the first.
+    raised, waited = _reduces(here, [here.full(_LONG, 1) for _ in range(2)], group)
     here.holds(raised, "all_reduce returns although a rank has ended before it")
     here.holds(
         waited < _LATEST_S,
@@ -563,6 +556,18 @@ def ranks_that_end(here: Observer) -> None:
     )
     reduced = here.tensor(3) * 2
     here.same(reduced, [6.0], "a product after a collective that another rank's end has broken")
+
+
+def _reduces(here: Observer, tensors: list[torch.Tensor], group: Any) -> tuple[bool, float]:
+    """Whether all_reduce of the tensors in their order raises, and after how many seconds it is over."""
+    start = time.monotonic()
+    try:
+        for tensor in tensors:
+            distributed.all_reduce(tensor, group=group)
+            here.accelerator.synchronize()
+    except RuntimeError:
+        return True, time.monotonic() - start
+    return False, time.monotonic() - start
 
 
 def time_limits_of_groups(here: Observer) -> None:
@@ -574,14 +579,7 @@ def time_limits_of_groups(here: Observer) -> None:
     group = distributed.new_group(list(here.ranks), timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
     distributed.barrier()
     if here.number == 0:
-        start = time.monotonic()
-        raised = False
-        try:
-            distributed.all_reduce(here.tensor(1), group=group)
-            here.accelerator.synchronize()
-        except RuntimeError:
-            raised = True
-        waited = time.monotonic() - start
+        raised, waited = _reduces(here, [here.tensor(1)], group)
         here.holds(raised, "all_reduce that no other rank joins returns")
         here.holds(
             waited < _LATEST_S,

@@ -11,7 +11,7 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import is_host, refused, require
-from acclimate_conformance.checks.capturing import captured, warm_up
+from acclimate_conformance.checks.capturing import replays_change, warm_up
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.devices.walks import named
 from acclimate_conformance.checks.errors import DeliberateError
@@ -100,7 +100,8 @@ class _Random(Walk):
         self.generators: list[_Made] = []
         self.captured: list[_Captured] = []
         self.graphs = 0
-        self.has_graphs = _draws_in_graphs(accelerator)
+        name = accelerator.current_device_name()
+        self.has_graphs = replays_change(accelerator, lambda: torch.rand(8, device=name))
         self.forks: list[tuple[AbstractContextManager[Any], dict[int, _History], torch.Tensor]] = []
         accelerator.manual_seed_all(_SEEDS[0])
         self.histories: list[_History] = [(_SEEDS[0],) for _ in self.indices]
@@ -449,20 +450,6 @@ class _Random(Walk):
 
 _CAPTURED = ("torch.rand", "torch.randn", "normal_()", "bernoulli_()", "dropout()", "exponential_()")
 """What is drawn in graphs: kinds that every device with graphs can capture."""
-
-
-def _draws_in_graphs(accelerator: Accelerator) -> bool:
-    """Whether graphs are offered, and hold draws: other checks tell if they should."""
-    try:
-        graph, numbers = captured(
-            accelerator, lambda: torch.rand(8, device=accelerator.current_device_name())
-        )
-        before = numbers.clone()
-        accelerator.replay_graph(graph)
-        accelerator.synchronize()
-        return not torch.equal(before, numbers)
-    except Exception:  # noqa: BLE001 - a vendor's code may raise anything
-        return False
 
 
 def _named_by(walked: Walk, index: int, history: _History) -> int | str | torch.device:
