@@ -12,6 +12,7 @@ share the prompt's tokens. It imports nothing of acclimate, which these environm
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -162,12 +163,17 @@ def openvino_export(gguf: str, weights: str, folder: Path) -> None:
 
     file = Path(gguf)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    widths = [layer.in_features for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     part = folder.with_suffix(f".{os.getpid()}")
     model.save_pretrained(part / "torch")
     del model
     options: dict[str, Any] = {"load_in_8bit": False}
-    if weights != "fp16":
-        options = {"quantization_config": OVWeightQuantizationConfig(bits={"int8": 8, "int4": 4}[weights])}
+    if weights == "int8":
+        options = {"quantization_config": OVWeightQuantizationConfig(bits=8)}
+    elif weights == "int4":
+        # Rows are whole groups: of 128, as is usual, or of fewer columns.
+        group = math.gcd(128, *widths)
+        options = {"quantization_config": OVWeightQuantizationConfig(bits=4, group_size=group)}
     made = OVModelForCausalLM.from_pretrained(part / "torch", export=True, compile=False, **options)
     made.save_pretrained(part)
     shutil.rmtree(part / "torch")
