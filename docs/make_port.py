@@ -51,6 +51,10 @@ Safe and unsafe edits:
   names the line, if the program takes the host of a Mac today. With `--to torch` the same holds for code that gives
   tensors to torch's process groups (`DistributedDataParallel`, `all_reduce`), which have no kernels for these GPUs, if a
   file of the project names gloo or no backend.
+- The same holds for functions of torch that have no kernel for Apple's GPUs (`ctc_loss`, `linalg.eigh`), and for a test that
+  turns on the workers of a data loader in a script that a Mac cannot run in them. What gives tensors on the device to code
+  that takes them from CUDA alone makes the device unsafe everywhere: an extension that runs where `x.device.type` is not
+  `"cpu"`, a process or queue that gets them, a dataset that holds them for workers.
 - A device with an index is not edited where a test expects an error (`with pytest.raises(RuntimeError)`), nor is an index
   of 16 or more. A second device (`"cuda:1"`) of a program that takes the host without CUDA is unsafe.
 - `torch.nn.DataParallel` is unsafe where a file of the program reads `model.device_ids`, or where nothing else moves the
@@ -58,7 +62,8 @@ Safe and unsafe edits:
   the variable by then, and acclimate has not.
 - A checkpoint that only `load_state_dict` gets is loaded to the host, on every machine. Another `torch.load(path)` without
   `map_location` makes the edits of its file unsafe, and of those that run its function, unless the programs of the project
-  that save files are ported. Of several loads in one function, all are edited, or it is unsafe.
+  that save files are ported. Of several loads in one function, all are edited, or it is unsafe. A load is unsafe in a project
+  with a module that keeps what it loads (`self.bank = state["bank"]`).
 
 Edits that belong together:
 

@@ -92,6 +92,11 @@ def ported_project(
 
 def site(result: FileResult, text: str) -> Site:
     """The only entry on a piece of code."""
+    return site_of(result, text)
+
+
+def site_of(result: FileResult | Ported, text: str) -> Site:
+    """The only entry on a piece of code, also of a text that is no file."""
     found = [one for one in result.sites if one.text == text]
     assert len(found) == 1, result.sites
     return found[0]

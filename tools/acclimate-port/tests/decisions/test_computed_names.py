@@ -140,3 +140,28 @@ FORKS = {
 def test_states_are_kept_of_the_type_of_device_that_names_count(kind: str, target: str) -> None:
     source = f"import torch\n\n\ndef f():\n    {FORKS[kind]}\n"
     assert "device_type=" in port_text(source, Settings(target)).text
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'models.' + name",
+        "f'models.{name}'",
+        "'models.{}'.format(name)",
+        "'models.%s' % name",
+        "'models.' + name + '.get'",
+    ],
+)
+def test_a_module_in_a_text_that_code_evaluates_is_of_its_program(
+    text: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "models/__init__.py": "from .own import build\n",
+        "models/own.py": "def build():\n    return lambda x: x + make(x).cuda()\n",
+        "main.py": f"import models\nimport torch\n\n\ndef main(name):\n    net = eval({text})()\n"
+        "    return net(torch.zeros(3).cuda())\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["main.py"], "torch.zeros(3).cuda()")
+    assert found.status is Status.UNSAFE, found
+    assert "own.py:2" in found.reason

@@ -91,3 +91,20 @@ def test_a_file_that_is_only_read_may_have_a_number_for_a_device(tmp_path: Path)
     results = ported_project(tmp_path, files, "acclimate")
     assert site(results["flags.py"], "torch.cuda.is_available()").status is Status.UNSAFE
     assert "own.py" not in results
+
+
+@EACH_TARGET
+def test_a_device_in_settings_that_a_package_gives_on_under_another_name_is_of_the_program(
+    target: str, tmp_path: Path
+) -> None:
+    count = "torch.cuda.device_count()"
+    files = {
+        "config/__init__.py": "from .defaults import _C as cfg\n",
+        "config/defaults.py": "from yacs.config import CfgNode\n\n_C = CfgNode()\n_C.MODEL = CfgNode()\n_C.MODEL.DEVICE = 'cuda'\n",
+        "engine.py": f"import torch\n\n\ndef run(cfg, model):\n    if {count} > 1:\n        model = torch.nn.DataParallel(model)\n"
+        "    return model.to(cfg.MODEL.DEVICE)\n",
+        "train.py": "from config import cfg\nfrom engine import run\n\n\ndef main(model):\n    run(cfg, model)\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["engine.py"], count)
+    assert found.status is Status.UNSAFE, found
+    assert "defaults.py:5" in found.reason

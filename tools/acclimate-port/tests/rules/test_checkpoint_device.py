@@ -112,6 +112,9 @@ def test_a_class_with_its_own_way_to_load_may_keep_the_tensors(target: str, tmp_
     assert site(found["main.py"], "torch.load(path)").status is Status.UNSAFE
     assert site(found["net.py"], "torch.load(path)").status is Status.CONVERTED
     files["agent.py"] = "import torch\n\n\n" + files["agent.py"].replace("Agent", "Agent(torch.nn.Module)")
+    files["agent.py"] = files["agent.py"].replace(
+        "self.alpha = state['alpha']", "self.alpha.copy_(state['alpha'])"
+    )
     assert (
         site(ported_project(tmp_path, files, target)["main.py"], "torch.load(path)").status
         is Status.CONVERTED
@@ -177,3 +180,48 @@ def test_a_load_among_other_work_that_may_fail_needs_review_if_its_error_is_caug
 ) -> None:
     sites = port_text(LONG_TRY.format(caught=caught), Settings(target)).sites
     assert [one.safe for one in sites] == [is_safe] * 2
+
+
+KEEPING = {
+    "its own loading": "    def load_state_dict(self, saved):\n        self.bank = saved['bank']\n",
+    "the loading of its own part": (
+        "    def _load_from_state_dict(self, saved, prefix, *rest):\n        self.bank = saved[prefix + 'bank']\n"
+    ),
+    "a buffer": (
+        "    def _load_from_state_dict(\n        self, saved, prefix, *rest\n    ):\n"
+        "        self.register_buffer('bank', saved[prefix + 'bank'])\n"
+    ),
+    "more state": "    def set_extra_state(self, saved):\n        self.bank = saved['bank']\n",
+    "a hook": (
+        "    def __init__(self):\n        self._register_load_state_dict_pre_hook(self.take)\n\n"
+        "    def take(self, saved, *rest):\n        self.bank = saved.pop('bank')\n"
+    ),
+}
+COPYING = {
+    "a copy": "    def load_state_dict(self, saved):\n        self.bank.copy_(saved['bank'])\n",
+    "a move": "    def load_state_dict(self, saved):\n        self.bank = saved['bank'].to(self.weight.device)\n",
+    "a number": "    def set_extra_state(self, saved):\n        self.count = int(saved['count'])\n",
+    "a size": (
+        "    def _load_from_state_dict(self, saved, prefix, *rest):\n"
+        "        self.bank = torch.zeros(saved[prefix + 'bank'].shape)\n"
+    ),
+    "another method": "    def take(self, saved):\n        self.bank = saved['bank']\n\n    # no state_dict\n",
+    "the rest of the class": (
+        "    def load_state_dict(self, saved):\n        super().load_state_dict(saved)\n\n"
+        "    def use(self, saved):\n        self.bank = saved\n"
+    ),
+}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", [*KEEPING, *COPYING])
+def test_a_load_is_unsafe_where_a_module_of_the_project_keeps_what_it_gets(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    load = "torch.load(path)"
+    files = {
+        "net.py": f"import torch\n\n\nclass Net(torch.nn.Module):\n{(KEEPING | COPYING)[kind]}",
+        "run.py": f"import torch\nfrom net import Net\n\n\ndef f(path):\n    model = Net()\n    model.load_state_dict({load})\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["run.py"], load)
+    assert found.status is (Status.UNSAFE if kind in KEEPING else Status.CONVERTED), found

@@ -230,3 +230,21 @@ def test_a_number_of_numpy_leaves_a_result_its_bits() -> None:
 def test_a_spherical_transform_holds_numbers_of_64_bits() -> None:
     text = "import torch\nfrom torch_harmonics import RealSHT\n\n\ndef f(x):\n    return RealSHT(4, 8).to(x.device)(x)\n"
     assert float64(text).on_device == {"f": 6}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("call", ["load", "data.load"])
+def test_a_part_of_what_a_function_of_another_file_gives_may_be_of_64_bits(
+    call: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "data.py": "import pandas as pd\nimport torch\n\n\ndef load(path):\n    table = pd.read_csv(path)\n"
+        "    x = torch.tensor(table[['a', 'b']].values)\n    return x, torch.zeros(3)\n",
+        "train.py": f"import data\nimport torch\nfrom data import load\n\n\ndef main(path):\n    device = {CHOICE}\n"
+        f"    x, y = {call}(path)\n    return x.to(device)\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["train.py"], CHOICE)
+    assert found.status is Status.UNSAFE, found
+    files["train.py"] = files["train.py"].replace("return x.to", "return y.to")
+    found = site(ported_project(tmp_path, files, target)["train.py"], CHOICE)
+    assert found.status is Status.CONVERTED, found

@@ -50,6 +50,8 @@ class _Choice(NamedTuple):
     """Whether its result may be moved afterwards."""
     word: str = "device"
     """The name of that argument."""
+    flag: str = ""
+    """The flag by which alone it chooses CUDA."""
 
 
 _LIGHTNING = _Choice(0, gives_model=False, word="accelerator")
@@ -68,6 +70,11 @@ _CHOOSE = {
     "gfpgan.GFPGANer": _Choice(5, gives_model=False),
     "stable_baselines3.common.utils.get_device": _Choice(0, gives_model=True),
     "bert_score.score": _Choice(12, gives_model=False),
+    "torch._inductor.utils.print_performance": _Choice(5, gives_model=False),
+    "torch._inductor.utils.timed": _Choice(3, gives_model=False),
+    "torch._inductor.utils.do_bench_using_profiling": _Choice(30, gives_model=False),
+    "torch.autograd.profiler.emit_nvtx": _Choice(30, gives_model=False),
+    "torch.autograd.profiler.profile": _Choice(30, gives_model=False, flag="use_cuda"),
     "catalyst.dl.SupervisedRunner": _Choice(1, gives_model=False, word="engine"),
     **{
         f"{package}.{name}": _Choice(30, gives_model=False)
@@ -330,6 +337,8 @@ def _gets_device(call: cst.Call, choice: _Choice) -> bool:
         return False
     if choice is _LIGHTNING:  # whatever it gets, it knows no other accelerators
         return choice.word in given and string_value(given[choice.word]) == "cpu"
+    if choice.flag and (choice.flag not in given or dotted(given[choice.flag]) == "False"):
+        return True
     is_open = any(one.star for one in call.args)
     return choice.word in given or is_open or len(call.args) - len(given) > choice.position
 

@@ -106,9 +106,12 @@ class Across:
         is_staged_by_none = file.target.name == "torch" and file.survey.groups_on_host
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
+            for text in self._homes(index):
+                self._relying[Symbol(Kind.BOUND, text)].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
+                    self._relying[Symbol(Kind.KERNEL, text)].append(index)
                     if is_staged_by_none:
                         self._relying[Symbol(Kind.GROUP, text)].append(index)
         for index in self._device.turned_off:
@@ -208,11 +211,16 @@ class Across:
         return [f"here:{name}" for name in ([home] if home else [*self._bound_by(node), MODULE])]
 
     def _bound_by(self, node: cst.CSTNode) -> Iterator[str]:
-        """The names that an assignment around a node binds."""
+        """The names that an assignment around a node binds, or whose attributes: ``_C.DEVICE = "cuda"``."""
         statement = self._file.tree.statement(node)
         targets = [one.target for one in statement.targets] if isinstance(statement, cst.Assign) else []
         targets += [statement.target] if isinstance(statement, cst.AnnAssign) else []
-        yield from (one.value for one in targets if isinstance(one, cst.Name))
+        for target in targets:
+            root: cst.CSTNode = target
+            while isinstance(root, cst.Attribute):
+                root = root.value
+            if isinstance(root, cst.Name) and root.value not in ("self", "cls"):
+                yield root.value
 
     def _outermost(self, node: cst.CSTNode) -> str:
         """The name of the outermost function or class around a node; ``""`` for code of the module."""

@@ -16,6 +16,7 @@ from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.hidden_devices import reason_against_hidden
 from acclimate_port.conditions.host_answers import only_serves
 from acclimate_port.conditions.host_sides import other_side_is_of_host
+from acclimate_port.conditions.loader_workers import reason_against_workers
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
     NOT_IMPORTED,
@@ -144,6 +145,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         is_lookup = finding.rule.code in _LOOK_UP
         reason = reason_against_counting(file, node, is_device=is_device, is_lookup=is_lookup)
         reason = reason or (WITHOUT_TORCH if imports_torch_anew(file, node) else "")
+    if not reason and (finding.rule.name == "available-choice" or asks_for_device(file, finding)):
+        reason = reason_against_workers(file, node)
     if not reason and is_device:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from acclimate_port.conditions.given_away import FOR_ANY
 from acclimate_port.dataflow.receivers import KEEP_SETTINGS
+from acclimate_port.decisions.fixtures import with_fixtures
 from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.float64 import REASON
@@ -35,6 +36,8 @@ _REASONS = {
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
     Kind.GROUP: "torch's process groups have no kernels for Apple's MPS, which {place} would need",
+    Kind.KERNEL: "Apple's MPS has no kernel for a function of torch that {place} calls",
+    Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
@@ -51,11 +54,13 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.FLOAT64, Kind.SPLIT)
+_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind.SPLIT)
 """What is known of each file that has been read, also if it was not ported."""
-_ALSO_IN_ONE_FILE = (Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.LOAD)
+_ALSO_IN_ONE_FILE = (
+    *(Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.LOAD),
+)
 """What the joins inside one file do not look for."""
-_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP)
+_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
 """What is followed through all functions that a program calls."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
 """Names of modules that no other imports."""
@@ -97,6 +102,7 @@ class Project:
     """
 
     def __init__(self, facts: Mapping[Path, Facts], lookups: Lookups | None = None) -> None:
+        facts = with_fixtures(facts)
         self._facts = facts
         self._lookups = Lookups() if lookups is None else lookups
         self._homes: dict[str, list[Path]] = defaultdict(list)
@@ -128,12 +134,18 @@ class Project:
         self._naming: dict[Path, dict[tuple[str, Path, str], None]] = defaultdict(dict)
         """The functions and classes of each file that mention one whose code is about a device."""
         self._place_what_mentions()
-        self._names_placed = {name for own in self._placed.values() for name in own}
+        self._names_placed = self._names_of_placed()
         for path, known in facts.items():
             for name, base in known.outline.bases:
                 related = self._name(path, base)
                 if related:
                     self._parents[self._family(f"{path}:{name}")] = self._family(related)
+
+    def _names_of_placed(self) -> set[str]:
+        """The names of what is placed, also those that imports give it: ``import _C as cfg``."""
+        found = {name for own in self._placed.values() for name in own}
+        imports = [pair for one in self._facts.values() for pair in one.outline.names.items()]
+        return found | {name for name, full in imports if full.rpartition(".")[2] in found}
 
     def _place_what_mentions(self) -> None:
         """Places the functions and classes that mention what is placed, also through others."""

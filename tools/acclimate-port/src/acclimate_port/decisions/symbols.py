@@ -58,6 +58,10 @@ class Kind(Enum):
     """One whose code brings numbers of 64 bits to the device, or takes the device where there may be none."""
     GROUP = "group"
     """One whose code gives tensors to torch's process groups, or takes the device where there may be none."""
+    KERNEL = "kernel"
+    """One whose code calls what Apple's GPUs have no kernel for, or takes the device in place of the host."""
+    BOUND = "bound"
+    """One whose code gives tensors of the device to what takes them from CUDA alone, or takes the device."""
     LOAD = "load"
     """A file whose code loads a checkpoint to the device that it was saved on."""
     SPLIT = "split"
@@ -68,7 +72,10 @@ class Kind(Enum):
     """Tests that a guard in another file skips: see guarded_tests.py."""
 
 
-TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE, Kind.WIDE, Kind.GROUP)
+TOGETHER = (
+    *(Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE, Kind.WIDE, Kind.GROUP, Kind.KERNEL),
+    Kind.BOUND,
+)
 """What stays or is ported together in each file and in what it imports."""
 
 

@@ -21,7 +21,9 @@ from acclimate_port.engine import Look, Settings, Site, Status, may_concern, por
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write
 from acclimate_port.source.build_scripts import is_build_script
+from acclimate_port.source.cuda_tensors import given_to_cuda
 from acclimate_port.source.float64 import float64
+from acclimate_port.source.mps_kernels import without_mps
 from acclimate_port.source.outline import Outline, blocks_of_refused, outline, outline_of_refused
 from acclimate_port.source.parallel_reads import parallel_reads
 from acclimate_port.source.process_groups import on_groups
@@ -170,7 +172,7 @@ def _port_again(
     if not any(result.facts.relies for result in results.values()):
         return
     others = {
-        path: _with_values(Facts(outline(_bytes(path))), _bytes(path))
+        path: _with_values(Facts(outline(_bytes(path))), _bytes(path), settings.survey)
         for path in paths
         if path not in results and path.suffix == ".py"
     }
@@ -201,12 +203,13 @@ def _port_again(
             results[result.path] = replace(result, facts=facts)
 
 
-def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) -> Facts:
-    """The facts of a file with those about its numbers of 64 bits and its checkpoints.
+def _with_values(facts: Facts, source: str | bytes, known: Survey, sites: Sequence[Site] = ()) -> Facts:
+    """The facts of a file with those about its numbers of 64 bits, its kernels and its checkpoints.
 
     Args:
         facts: the other facts.
         source: the file.
+        known: facts from all files.
         sites: what was found in it; loads that are edited are no facts.
     """
     loaded = {
@@ -215,6 +218,9 @@ def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) 
     found = float64(source)
     stays = {Symbol(Kind.WIDE, f"here:{home}"): line for home, line in found.on_device.items()}
     stays |= {Symbol(Kind.GROUP, f"here:{home}"): line for home, line in on_groups(source).items()}
+    stays |= {Symbol(Kind.KERNEL, f"here:{home}"): line for home, line in without_mps(source).items()}
+    bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers)
+    stays |= {Symbol(Kind.BOUND, f"here:{home}"): line for home, line in bound.items()}
     stays |= {Symbol(Kind.FLOAT64, text): line for text, line in found.given.items()}
     implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
     implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]
@@ -407,7 +413,7 @@ def _ported(path: Path, text: str, settings: Settings, looks: dict[str, Look] | 
         builds = known.is_for_builds(path) or is_build_script(path, text.encode())
         own = _outline(text, settings)
         ported = port_text(text, settings, builds, path.name == "__init__.py", looks)
-        facts = _with_values(replace(ported.facts, outline=own), text, ported.sites)
+        facts = _with_values(replace(ported.facts, outline=own), text, known, ported.sites)
         return FileResult(path, text, ported.text, ported.sites, facts=facts)
     try:
         notebook = Notebook(text)
@@ -418,7 +424,7 @@ def _ported(path: Path, text: str, settings: Settings, looks: dict[str, Look] | 
     ported = port_text(notebook.source, settings, looks=looks)
     sites = tuple(_in_cell(notebook, site) for site in ported.sites)
     after = text if ported.text == notebook.source else notebook.with_source(ported.text)
-    facts = _with_values(replace(ported.facts, outline=own), notebook.source, ported.sites)
+    facts = _with_values(replace(ported.facts, outline=own), notebook.source, settings.survey, ported.sites)
     return FileResult(path, text, after, sites, facts=facts)
 
 

@@ -29,6 +29,7 @@ _NUMBERS = re.compile(
 """Keys of a checkpoint that hold numbers and settings."""
 _SIZES = {"size", "shape", "ndim", "dtype", "numel"}
 _OWN = "a class of the project that is no module has its own `load_state_dict`, and may keep what it gets"
+_KEPT = "a module of the project keeps a part of the state that it loads, which may be on another device then"
 _MOST = 60
 """The most names and parts of a checkpoint that are followed."""
 
@@ -78,6 +79,7 @@ the project that is ported saves such files."""
         quote = "'" if "'" in text and '"' not in text else '"'
         end = file.span(node.args[-1]).end
         unsafe = _OWN if file.survey.own_loaders and not way.is_module else _beside_one_that_stays(file, node)
+        unsafe = unsafe or (_KEPT if file.survey.keeps_state else "")
         return self.convert(file, node, insert(end, f", map_location={quote}cpu{quote}"), unsafe=unsafe)
 
 

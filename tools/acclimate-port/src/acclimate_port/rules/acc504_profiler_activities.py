@@ -46,6 +46,9 @@ class ProfilerActivities(Rule[cst.List | cst.Attribute]):
         if not cuda or told != {cuda and file.tree.qualified(cuda[0]), "torch.profiler.ProfilerActivity.CPU"}:
             return None
         text = f"{file.torch}.profiler.supported_activities()"
-        return self.becomes(
-            file, node, text, unsafe="a machine may support more activities", claims=tuple(cuda)
+        given = file.tree.given_to(node)
+        is_profile = (
+            given is not None and given.word == "activities" and given.full.endswith("profiler.profile")
         )
+        unsafe = "" if is_profile else "it is a set, of which the program may expect a list"
+        return self.becomes(file, node, text, unsafe=unsafe, claims=tuple(cuda))

@@ -540,6 +540,7 @@ class _Reader:
                 given = value.value if isinstance(value, ast.AugAssign) else value
                 is_known = part < 0 or isinstance(given, (ast.Call, ast.For))
                 found |= self._tensor(given, depth) if is_known else _NONE
+                found |= self._result(given, part) if part >= 0 and isinstance(given, ast.Call) else _NONE
             return found
         if isinstance(node, ast.For):
             return frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
@@ -601,7 +602,8 @@ class _Reader:
                     return sure
                 is_typed = call.func.attr == "type" or False in known or _word(call, "dtype") is not None
                 return _NONE if is_typed else self._tensor(held, depth)
-            return self._tensor(held, depth)
+            is_of_module = isinstance(held, ast.Name) and held.id in self._imports
+            return self._result(call) if is_of_module else self._tensor(held, depth)
         return _NONE
 
     # -- devices -----------------------------------------------------------------------------------------

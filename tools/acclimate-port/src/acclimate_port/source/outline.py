@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text, settings_read
-from acclimate_port.source.tree import module_of, parse_as_python, python_nodes, text_of
+from acclimate_port.source.tree import (
+    last_python_name,
+    module_of,
+    parse_as_python,
+    python_nodes,
+    text_of,
+)
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -21,6 +27,10 @@ _NAMING = {ast.Name, ast.Attribute, ast.Subscript, ast.Call}
 _ADD = {"append", "add", "setdefault", "insert"}
 """Methods that add their last argument to a list, a set or a dictionary."""
 _OF_PYTHON = {*dir(builtins)}
+_GENERATES = "pytest_generate_tests"
+"""The function by which pytest asks a module for the parameters of tests."""
+ALL_TESTS = "*"
+"""The name of a fixture that all tests get."""
 _MOST_IMPORTS = 4
 """The most imports of one name that are followed."""
 _LOOK_UP = {"get", "build"}
@@ -82,6 +92,10 @@ class Outline:
     """
     settings: frozenset[str] = frozenset()
     """The settings for a device or a backend that it reads; ``*`` for any."""
+    fixtures: dict[str, str] = field(default_factory=dict)
+    """The function that gives the value of each fixture of pytest, or of a parameter of tests."""
+    takes: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The names of the fixtures that each test, class of tests and fixture may get."""
 
 
 def outline(source: str | bytes) -> Outline:
@@ -142,7 +156,7 @@ def outline(source: str | bytes) -> Outline:
     registers = {name for name, _ in fills}
     text = text_of(source)
     texts = NamedInTexts(text, module)
-    searches = any(word in text for word in ("getattr(", "vars(", "__dict__"))
+    searches = any(word in text for word in ("getattr(", "vars(", "__dict__", "eval("))
     tabled = {
         name: frozenset(text for one in held for text in _tabled(one, walked[id(one)], names, searches))
         for name, held in defined.items()
@@ -177,7 +191,54 @@ def outline(source: str | bytes) -> Outline:
         _is_script(statements, own),
         {name: looks_up.get(name, frozenset()) | held for name, held in tabled.items()},
         settings_read(text),
+        _fixtures(module),
+        _takes(module),
     )
+
+
+def _fixtures(module: ast.Module) -> dict[str, str]:
+    """The functions that are fixtures of pytest, or give tests their parameters, by the names of these."""
+    found: dict[str, str] = {}
+    for function in module.body:
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if function.name == _GENERATES:
+            texts = (one.value for one in python_nodes(function) if isinstance(one, ast.Constant))
+            found |= {
+                name: function.name for text in texts if isinstance(text, str) for name in text.split(",")
+            }
+        for call in filter(_is_fixture, function.decorator_list):
+            words = {one.arg: one.value for one in getattr(call, "keywords", ())}
+            named = getattr(words.get("name"), "value", function.name)
+            is_for_all = getattr(words.get("autouse"), "value", False)
+            found[ALL_TESTS if is_for_all else str(named)] = function.name
+    return found
+
+
+def _takes(module: ast.Module) -> dict[str, frozenset[str]]:
+    """The parameters of the tests and fixtures of a module, by the name of the function or its class."""
+    found: dict[str, frozenset[str]] = {}
+    for owner in (one for one in module.body if isinstance(one, _OWN_NAMES)):
+        held = owner.body if isinstance(owner, ast.ClassDef) else [owner]
+        for function in held:
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if function.name.startswith("test") or any(map(_is_fixture, function.decorator_list)):
+                named = (one for call in function.decorator_list for one in _fixtures_named(call))
+                names = frozenset((*(one.arg for one in function.args.args), *named)) - {"self"}
+                found[owner.name] = found.get(owner.name, frozenset()) | names
+    return found
+
+
+def _is_fixture(decorator: ast.expr) -> bool:
+    named = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return last_python_name(named) == "fixture"
+
+
+def _fixtures_named(decorator: ast.expr) -> Iterator[str]:
+    """The fixtures that a decorator gives a test: ``@pytest.mark.usefixtures("gpu")``."""
+    if isinstance(decorator, ast.Call) and last_python_name(decorator.func) == "usefixtures":
+        yield from (str(one.value) for one in decorator.args if isinstance(one, ast.Constant))
 
 
 def outline_of_refused(source: str) -> Outline:
@@ -242,6 +303,9 @@ def _tabled(
         module = _searched(node)
         if module is not None and (full := _full_name(module, names)):
             yield Text(Names.MODULE, full)
+        first, *inner = _evaluated(node)
+        if first in names:
+            yield Text(Names.MODULE, ".".join([names[first], *inner]))
 
 
 def _searched(node: ast.AST) -> ast.Name | ast.Attribute | None:
@@ -257,6 +321,23 @@ def _searched(node: ast.AST) -> ast.Name | ast.Attribute | None:
     else:
         held = None
     return held if isinstance(held, (ast.Name, ast.Attribute)) else None
+
+
+def _evaluated(node: ast.AST) -> list[str]:
+    """The parts of the module's name in a text that code evaluates: ``eval("models." + name + ".build")``."""
+    is_one = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "eval"
+    at: ast.AST | None = node.args[0] if is_one and isinstance(node, ast.Call) and node.args else None
+    while at is not None and not isinstance(at, ast.Constant):
+        if isinstance(at, ast.BinOp):
+            at = at.left
+        elif isinstance(at, ast.JoinedStr):
+            at = at.values[0] if at.values else None
+        elif isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute):  # `"models.{}".format(name)`
+            at = at.func.value
+        else:
+            at = None
+    text = at.value if isinstance(at, ast.Constant) and isinstance(at.value, str) else ""
+    return re.split(r"[({%]", text)[0].split(".")[:-1] or [""]
 
 
 def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:

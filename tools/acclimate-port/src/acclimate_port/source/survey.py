@@ -23,6 +23,17 @@ _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
 )
 _METHOD = re.compile(rb"^(?P<margin>[ \t]+)def[ \t]+(?P<name>cuda|to)[ \t]*\(", re.M)
+_TAKES_STATE = re.compile(
+    rb"^(?P<margin>[ \t]+)def[ \t]+(?P<name>\w+)[ \t]*\(\s*self\s*,\s*(?P<state>\w+)", re.M
+)
+_STATE_METHODS = {b"load_state_dict", b"_load_from_state_dict", b"set_extra_state"}
+_STATE_HOOK = re.compile(rb"load_state_dict_pre_hook\(\s*self\.(\w+)")
+_COPIED = (
+    rb"(?![^\n]*(?:super\(|\.to\(|\.cuda\(|_like\(|\.shape|\.size\(|\.item\(|\b(?:len|int|float|bool|str)\())"
+)
+_KEEPS_STATE = (
+    rb"^[ \t]+(?:self\.[\w.]+(?:\[[^\]\n]*\])?[ \t]*=|(?:self\.register_buffer|setattr)\()%b[^\n]*\b%b\b"
+)
 _LOADER = re.compile(rb"^[ \t]+def[ \t]+load_state_dict[ \t]*\(", re.M)
 _NAME = re.compile(rb"\b[A-Z]\w*")
 _GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
@@ -46,6 +57,7 @@ _SETS_VISIBLE = re.compile(
     re.M,
 )
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
+_HAS_WORKERS = re.compile(rb"\bnum_workers\s*=\s*(?!0\b)[\w(]")
 _GROUPS_ON_HOST = re.compile(rb"""["']gloo["']|\binit_process_group\(\s*\)""")
 _ASKS = re.compile(rb"\bcuda\.(?:is_available|device_count)\(")
 _HOLDER = re.compile(rb"(\w+)(?:[\"']\])?[ \t]*(?::[^=\n]*)?=(?!=)[^=]*$")
@@ -150,8 +162,14 @@ class Survey:
     own_loaders: frozenset[str] = frozenset()
     """Classes with a method ``load_state_dict`` that are no modules, and may keep what it gets."""
 
+    keeps_state: bool = False
+    """Whether a module may keep a part of the state that it loads: ``self.bank = state_dict["bank"]``."""
+
     groups_on_host: bool = False
     """Whether a file may make a process group of the host: of gloo, or without a backend."""
+
+    loads_by_workers: bool = False
+    """Whether a file loads data in other processes: ``num_workers=4``."""
 
     backends: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
@@ -241,7 +259,9 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         _IMPORT_OF_LIGHTNING.search(source) is not None,
         frozenset(_for_nvidia(source, path)) if path is not None else frozenset(),
         frozenset(_own_loaders(source)),
+        _keeps_state(source),
         _GROUPS_ON_HOST.search(source) is not None,
+        b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
     )
 
@@ -289,6 +309,24 @@ def _own_loaders(source: bytes) -> Iterator[str]:
         bases = [one["bases"] or b"" for one in classes if one["name"] == name]
         if name and not any(_is_of_module(one.decode(errors="replace"), set()) for one in bases):
             yield name.decode()
+
+
+def _keeps_state(source: bytes) -> bool:
+    """Whether a method of a module keeps a part of the state that it loads, wherever that is."""
+    if b"state_dict" not in source and b"_extra_state" not in source:
+        return False
+    names = _STATE_METHODS.union(_STATE_HOOK.findall(source))
+    classes = [*_CLASS.finditer(source)]
+    with_base = {one["name"] for one in classes if one["bases"] not in (None, b"", b"object")}
+    for method in _TAKES_STATE.finditer(source):
+        if method["name"] in names and _owner(classes, method) in with_base:
+            end = re.compile(rb"^(?![ \t]{%d})[ \t]*\S" % (len(method["margin"]) + 1), re.M).search(
+                source, source.find(b":", method.end())
+            )
+            body = source[method.end() : end.start() if end is not None else None]
+            if re.search(_KEEPS_STATE % (_COPIED, method["state"]), body, re.M):
+                return True
+    return False
 
 
 def _for_torch(source: bytes, path: Path) -> Iterator[str]:

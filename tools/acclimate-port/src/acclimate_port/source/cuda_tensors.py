@@ -1,0 +1,242 @@
+"""Where a program gives tensors of its device to what takes them from CUDA alone.
+
+A native extension for CUDA that code calls with what is not on a CPU: ``if x.device.type == "cpu": … else:
+fused.act(x)``. Another process, as torch sends and shares only the tensors of a CPU and of CUDA. Python's own
+parser reads the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
+
+MODULE = "<module>"
+_USES = re.compile(
+    r"\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
+)
+_NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
+"""Names of compiled modules."""
+_SETTINGS = re.compile(r"config|default", re.IGNORECASE)
+_SPAWNS = re.compile(r"[\"'](?:spawn|forkserver)[\"']")
+_QUEUE = re.compile(r"queue|pipe|conn|(^|_)q$|pool", re.IGNORECASE)
+_NUMBERS = re.compile(r"(float|double|half|bfloat16|u?int|long|short|bool|byte|complex)\d*$|dtype")
+_HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LEAVE = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_KEEP = {
+    "detach",
+    "clone",
+    "contiguous",
+    "eval",
+    "train",
+    "requires_grad_",
+    "float",
+    "half",
+    "view",
+    "unsqueeze",
+}
+"""Methods whose result is on the same device."""
+
+
+def given_to_cuda(
+    source: str | bytes, extensions: frozenset[str] = frozenset(), *, by_workers: bool = False
+) -> dict[str, int]:
+    """The functions and classes whose code does so, and the first line.
+
+    ``<module>`` stands for code of the module; nothing if this Python cannot parse it.
+
+    Args:
+        source: the file.
+        extensions: the names of extensions for CUDA that the project builds.
+        by_workers: whether the project loads data in other processes, which get what a dataset holds.
+    """
+    text = text_of(source)
+    module = module_of(source) if _USES.search(text) else None
+    if module is None:
+        return {}
+    natives = _natives(module, extensions) if "cpu" in text else set()
+    is_parallel = "multiprocessing" in text
+    found: dict[str, int] = {}
+    for statement in module.body:
+        home = statement.name if isinstance(statement, _HOMES) else MODULE
+        lines = [*_beside_host(statement, natives)] if natives else []
+        if is_parallel or "share_memory" in text:
+            lines += _sent(module if home is MODULE else statement, statement, bool(_SPAWNS.search(text)))
+        if by_workers and isinstance(statement, ast.ClassDef):
+            lines += _held_by_dataset(statement)
+        if lines:
+            found.setdefault(home, min(lines))
+    return found
+
+
+# -- native extensions -------------------------------------------------------------------------------
+
+
+def _natives(module: ast.Module, extensions: frozenset[str]) -> set[str]:
+    """The names of a module that stand for an extension for CUDA, or for code that calls one."""
+    found: set[str] = set()
+    for node in python_nodes(module):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            inside = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                parts = [*inside.split("."), *alias.name.split(".")]
+                is_one = any(_NATIVE.search(part) or part in extensions for part in parts)
+                if is_one and parts[0] != "torch" and not any(map(_SETTINGS.search, parts)):
+                    found.add(alias.asname or alias.name.partition(".")[0])
+        elif isinstance(node, ast.Assign) and _builds(node.value):
+            found |= {last_python_name(target) for target in node.targets}
+    own = [one for one in module.body if isinstance(one, _HOMES)]
+    count = -1
+    while count != len(found):
+        count = len(found)
+        found |= {one.name for one in own if found & _names(one)} if found else set()
+    return found
+
+
+def _builds(value: ast.AST) -> bool:
+    """Whether a call builds an extension of CUDA's language: ``load("op", sources=["op.cu"])``."""
+    if not isinstance(value, ast.Call) or last_python_name(value.func) not in ("load", "load_inline"):
+        return False
+    texts = [one.value for one in python_nodes(value) if isinstance(one, ast.Constant)]
+    is_inline = any(one.arg == "cuda_sources" for one in value.keywords)
+    return is_inline or any(isinstance(one, str) and one.endswith(".cu") for one in texts)
+
+
+def _beside_host(statement: ast.AST, natives: set[str]) -> Iterator[int]:
+    """The lines of tests for the host whose other side alone calls an extension."""
+    for block in _blocks(statement):
+        for at, one in enumerate(block):
+            if isinstance(one, ast.If) and (on_host := _asks_for_host(one.test, natives)) is not None:
+                rest = block[at + 1 :] if isinstance(one.body[-1], _LEAVE) else []
+                sides = (one.body, one.orelse or rest)
+                host, other = sides if on_host else (sides[1], sides[0])
+                if _calls(other, natives) and not _calls(host, natives):
+                    yield one.lineno
+    for node in python_nodes(statement):
+        if isinstance(node, ast.IfExp) and (on_host := _asks_for_host(node.test, natives)) is not None:
+            first, second = (node.body, node.orelse) if on_host else (node.orelse, node.body)
+            if _calls([second], natives) and not _calls([first], natives):
+                yield node.lineno
+
+
+def _blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a statement, with itself."""
+    yield [statement] if isinstance(statement, ast.stmt) else []
+    for node in python_nodes(statement):
+        yield from (
+            held for name in ("body", "orelse") if isinstance(held := getattr(node, name, None), list)
+        )
+
+
+def _asks_for_host(test: ast.AST, natives: set[str]) -> bool | None:
+    """Whether a condition is true on the host; ``None`` if it does not ask, or asks for an extension too."""
+    if isinstance(test, ast.BoolOp):
+        asked = [_asks_for_host(one, natives) for one in test.values]
+        return None if natives & _names(test) else next((one for one in asked if one is not None), None)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        asked_below = _asks_for_host(test.operand, natives)
+        return None if asked_below is None else not asked_below
+    if isinstance(test, ast.Attribute) and test.attr == "is_cpu":
+        return True
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
+        return None
+    is_one = any(map(_names_host, (test.left, test.comparators[0])))
+    return isinstance(test.ops[0], ast.Eq) if is_one else None
+
+
+def _names_host(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and last_python_name(node.func) == "device" and len(node.args) == 1:
+        node = node.args[0]
+    return isinstance(node, ast.Constant) and node.value == "cpu"
+
+
+def _calls(nodes: Iterable[ast.AST], natives: set[str]) -> bool:
+    """Whether code calls something of an extension, or names code that does."""
+    return any(natives & _names(one) for one in nodes)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in python_nodes(node) if isinstance(one, ast.Name)}
+
+
+# -- other processes ---------------------------------------------------------------------------------
+
+
+def _sent(scope: ast.AST, statement: ast.AST, spawns: bool) -> Iterator[int]:
+    """The lines that share a tensor or module on the device with another process, or send it there."""
+    moved = _moved(scope)
+    for call in (one for one in python_nodes(statement) if isinstance(one, ast.Call)):
+        name = last_python_name(call.func)
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if name in ("share_memory", "share_memory_") and owner is not None and _is_moved(owner, moved):
+            yield call.lineno
+        elif name in ("put", "send") and owner is not None and _QUEUE.search(last_python_name(owner)):
+            if any(_is_moved(one, moved) for one in call.args):
+                yield call.lineno
+        elif name == "spawn" or (name == "Process" and spawns):
+            given = next((one.value for one in call.keywords if one.arg == "args"), None)
+            elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
+            if any(_is_moved(one, moved) for one in elements):
+                yield call.lineno
+
+
+def _moved(scope: ast.AST) -> set[str]:
+    """The names and attributes that a scope puts on a device."""
+    found: set[str] = set()
+    for node in python_nodes(scope):
+        if isinstance(node, ast.Assign) and _is_moved(node.value, found):
+            found |= {_text(target) for target in node.targets}
+        elif isinstance(node, ast.Expr) and _is_move(node.value):  # `model.cuda()`
+            owner = getattr(getattr(node.value, "func", None), "value", node)
+            found.add(_text(owner))
+    return found - {""}
+
+
+def _text(node: ast.AST) -> str:
+    """A name or an attribute as text; ``""`` for anything else."""
+    if isinstance(node, ast.Attribute):
+        owner = _text(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_moved(value: ast.AST, moved: set[str]) -> bool:
+    """Whether a value is on a device: it is moved there, or made there."""
+    if isinstance(value, (ast.Name, ast.Attribute)):
+        return _text(value) in moved
+    if _is_move(value):
+        return True
+    if not isinstance(value, ast.Call):
+        return False
+    device = next((one.value for one in value.keywords if one.arg == "device"), None)
+    if device is not None and last_python_name(value.func)[:1].islower():
+        return not _names_host(device)
+    owner = value.func.value if isinstance(value.func, ast.Attribute) else None
+    return owner is not None and last_python_name(value.func) in _KEEP and _is_moved(owner, moved)
+
+
+def _is_move(value: ast.AST) -> bool:
+    """Whether a call moves a tensor or module to a device: ``x.cuda()``, ``model.to(device)``."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    if value.func.attr == "cuda":
+        return True
+    given = [*value.args[:1], *(one.value for one in value.keywords if one.arg == "device")]
+    is_named = bool(given) and not _names_host(given[0]) and not _NUMBERS.search(last_python_name(given[0]))
+    return value.func.attr == "to" and is_named
+
+
+def _held_by_dataset(owner: ast.ClassDef) -> Iterator[int]:
+    """The lines in which a dataset puts a tensor on the device that it holds, before its first item."""
+    if not any(last_python_name(base).endswith("Dataset") for base in owner.bases):
+        return
+    for method in (one for one in owner.body if isinstance(one, _FUNCTIONS) and one.name == "__init__"):
+        moved = _moved(method)
+        for node in python_nodes(method):
+            if isinstance(node, ast.Assign) and _is_moved(node.value, moved):
+                targets = (_text(target) for target in node.targets)
+                if any(target.startswith("self.") for target in targets):
+                    yield node.lineno

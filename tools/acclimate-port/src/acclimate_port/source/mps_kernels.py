@@ -1,0 +1,120 @@
+"""Where a program calls functions of torch for which Apple's GPUs have no kernel, by torch 2.13."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
+
+MODULE = "<module>"
+_OF_LOSSES = {
+    *("ctc_loss", "CTCLoss", "multi_margin_loss", "MultiMarginLoss", "multilabel_margin_loss"),
+    "MultiLabelMarginLoss",
+}
+_OF_LAYERS = {
+    *("adaptive_max_pool3d", "AdaptiveMaxPool3d", "fractional_max_pool2d", "FractionalMaxPool2d", "RReLU"),
+    *("fractional_max_pool3d", "FractionalMaxPool3d", "rrelu"),
+}
+_AVERAGES = {"adaptive_avg_pool3d": 1, "AdaptiveAvgPool3d": 0}
+"""Layers that have no kernel unless they give one number, with the position of the size that they give."""
+_OF_TORCH = {
+    *(
+        "geqrf",
+        "ormqr",
+        "matrix_exp",
+        "lu_solve",
+        "poisson",
+        "binomial",
+        "heaviside",
+        "frexp",
+        "mode",
+        "take",
+    ),
+    *("segment_reduce", "pdist", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor"),
+}
+"""Functions with a name that other libraries have too, so that torch has to be named."""
+_OF_LINALG = {
+    "eig",
+    "eigvals",
+    "eigh",
+    "eigvalsh",
+    "lstsq",
+    "matrix_exp",
+    "lu_solve",
+    "ldl_factor",
+    "ldl_solve",
+}
+_OF_TENSORS = {"to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"}
+_NAMES = _OF_LOSSES | _OF_LAYERS | _AVERAGES.keys() | _OF_TORCH | _OF_LINALG | _OF_TENSORS
+_CALLS = re.compile(rf"\b(?:{'|'.join(sorted(_NAMES))})\(|\bproj_size\b")
+_ONE = ("1", "(1, 1, 1)")
+_PROJECTED = ("LSTM", "proj_size")
+"""A layer, and the argument with which it has no kernel."""
+
+
+def without_mps(source: str | bytes) -> dict[str, int]:
+    """The functions and classes that call such a function with tensors which no call takes to the host.
+
+    ``<module>`` stands for code of the module; nothing if this Python cannot parse it.
+
+    Returns:
+        The first line that does, for each of them.
+    """
+    text = text_of(source)
+    module = module_of(source) if _CALLS.search(text) else None
+    if module is None:
+        return {}
+    full = _names_of_torch(module)
+    found: dict[str, int] = {}
+    for statement in module.body:
+        is_home = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        home = getattr(statement, "name", MODULE) if is_home else MODULE
+        calls = (one for one in python_nodes(statement) if isinstance(one, ast.Call))
+        lines = [one.lineno for one in calls if _has_none(one, full) and not _is_on_host(one)]
+        if lines:
+            found.setdefault(home, min(lines))
+    return found
+
+
+def _names_of_torch(module: ast.Module) -> dict[str, str]:
+    """The full names of what a module imports from torch: ``torch.nn.functional`` of ``F``."""
+    found: dict[str, str] = {}
+    for node in python_nodes(module):
+        if isinstance(node, ast.Import):
+            found |= {one.asname or one.name.partition(".")[0]: one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return {name: full for name, full in found.items() if full.partition(".")[0] == "torch"}
+
+
+def _has_none(call: ast.Call, names: dict[str, str]) -> bool:
+    """Whether a call is of a function of torch without a kernel for Apple's GPUs."""
+    name = last_python_name(call.func)
+    if name in _OF_TENSORS:
+        return isinstance(call.func, ast.Attribute)
+    if name == _PROJECTED[0] and any(one.arg == _PROJECTED[1] for one in call.keywords):
+        return True
+    if name not in _NAMES:
+        return False
+    owner: ast.AST = call.func
+    while isinstance(owner, ast.Attribute):
+        owner = owner.value
+    full = names.get(owner.id) if isinstance(owner, ast.Name) else None
+    if full is None:
+        return False
+    chain = ast.unparse(call.func).removeprefix(getattr(owner, "id", ""))
+    is_of_linalg = f"{full}{chain}".startswith("torch.linalg.")
+    if name in _OF_LINALG and (is_of_linalg or name not in _OF_TORCH):
+        return is_of_linalg
+    if name in _AVERAGES:
+        given = [one.value for one in call.keywords if one.arg == "output_size"]
+        given += call.args[_AVERAGES[name] :]
+        return not given or ast.unparse(given[0]) not in _ONE
+    return True
+
+
+def _is_on_host(call: ast.Call) -> bool:
+    """Whether the arguments of a call are taken to the host: ``torch.linalg.eigh(x.cpu())``."""
+    given = [node for argument in call.args for node in python_nodes(argument)]
+    return any(isinstance(one, ast.Call) and last_python_name(one.func) in ("cpu", "numpy") for one in given)

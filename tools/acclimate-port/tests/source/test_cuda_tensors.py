@@ -1,0 +1,125 @@
+"""A program whose tensors come to an extension or a process that takes only CUDA's keeps its device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acclimate_port.engine import Status
+from acclimate_port.source.cuda_tensors import given_to_cuda
+from porting import EACH_TARGET, ported_project, site
+
+CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
+LOADED = "import torch\nfrom torch.utils.cpp_extension import load\n\nfused = load('fused', sources=['a.cpp', 'a.cu'])\n\n\n"
+LAZY = (
+    "import torch\nfrom torch.utils.cpp_extension import load\n\n\ndef kernels():\n"
+    "    return load('fused', sources=['a.cpp', 'a.cu'])\n\n\n"
+)
+IMPORTED = (
+    "import torch\n\ntry:\n    from mine import _C as fused\nexcept ImportError:\n    fused = None\n\n\n"
+)
+BY_CLASS = f"{LOADED}class Act(torch.autograd.Function):\n    def forward(self, x):\n        return fused.act(x)\n\n\n"
+HOST = "torch.nn.functional.leaky_relu(x)"
+
+BESIDE_HOST = {
+    "a branch that returns": f"{LOADED}def act(x):\n    if x.device.type == 'cpu':\n        return {HOST}\n    return fused.act(x)\n",
+    "an else": f"{IMPORTED}def act(x):\n    if x.is_cpu:\n        y = {HOST}\n    else:\n        y = fused.act(x)\n    return y\n",
+    "a negated test": f"{IMPORTED}def act(x):\n    if not x.is_cpu:\n        return fused.act(x)\n    return {HOST}\n",
+    "another device than the host": (
+        f"{IMPORTED}def act(x):\n    if x.device != torch.device('cpu'):\n        return fused.act(x)\n    return {HOST}\n"
+    ),
+    "a function of torch's": f"{BY_CLASS}def act(x):\n    return {HOST} if x.device.type == 'cpu' else Act.apply(x)\n",
+    "a function that builds": LAZY.replace("return load", "global fused\n    fused = load")
+    + f"def act(x):\n    if x.device.type == 'cpu':\n        return {HOST}\n    kernels()\n    return fused.act(x)\n",
+    "an import in the branch": (
+        f"import torch\n\n\ndef act(x):\n    if x.device.type == 'cpu':\n        return {HOST}\n"
+        "    import act_cuda\n\n    return act_cuda.forward(x)\n"
+    ),
+}
+ON_ANY = {
+    "a test for the extension": (
+        f"{IMPORTED}def act(x):\n    if x.device.type == 'cpu' or fused is None:\n        return {HOST}\n    return fused.act(x)\n"
+    ),
+    "a test for CUDA": f"{IMPORTED}def act(x):\n    if x.is_cuda:\n        return fused.act(x)\n    return {HOST}\n",
+    "the extension on both sides": (
+        f"{IMPORTED}def act(x):\n    if x.is_cpu:\n        return fused.act_on_host(x)\n    return fused.act(x)\n"
+    ),
+    "no extension": f"import torch\n\n\ndef act(x):\n    if x.is_cpu:\n        return {HOST}\n    return x.relu()\n",
+    "settings": (
+        "import torch\nfrom config.defaults import _C\n\n\ndef act(x):\n    if x.device.type == 'cpu':\n        return x\n"
+        "    return x * _C.SCALE\n"
+    ),
+}
+
+START = "import torch\nimport torch.multiprocessing as mp\n\n\ndef main(net, q, device, work):\n"
+SENT = {
+    "a shared model": "    net = net.to(device)\n    net.share_memory()\n",
+    "a shared tensor": "    x = torch.zeros(3).cuda().share_memory_()\n",
+    "a model that another statement moves": "    net.cuda()\n    net.share_memory()\n",
+    "an argument of a process": "    mp.set_start_method('spawn')\n    net.to(device)\n    mp.Process(target=work, args=(0, net))\n",
+    "an argument of spawned processes": "    x = torch.zeros(3, device=device)\n    mp.spawn(work, nprocs=2, args=(x,))\n",
+    "a tensor in a queue": "    q.put(torch.zeros(3).to(device).detach())\n",
+}
+NOT_SENT = {
+    "a model of the host": "    net.share_memory()\n    net = net.to(device)\n".replace(
+        "net = net", "own = net"
+    ),
+    "a model that goes to the host": "    net = net.to('cpu')\n    net.share_memory()\n",
+    "a model in another type": "    net = net.to(torch.float16)\n    net.share_memory()\n",
+    "a device": "    mp.spawn(work, nprocs=2, args=(device,))\n",
+    "a number in a queue": "    q.put(net.to(device)(3).item())\n",
+    "an argument of a copy of the process": "    net.to(device)\n    mp.Process(target=work, args=(0, net))\n",
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE_HOST)
+def test_an_extension_is_found_behind_a_test_for_the_host(kind: str) -> None:
+    assert [*given_to_cuda(BESIDE_HOST[kind])] == ["act"]
+
+
+@pytest.mark.parametrize("kind", ON_ANY)
+def test_code_that_other_accelerators_pass_by_is_no_such_test(kind: str) -> None:
+    assert given_to_cuda(ON_ANY[kind]) == {}
+
+
+def test_an_extension_that_the_project_builds_is_known_by_its_name() -> None:
+    text = BESIDE_HOST["an else"].replace("_C as fused", "ops as fused")
+    assert given_to_cuda(text) == {}
+    assert [*given_to_cuda(text, frozenset({"ops"}))] == ["act"]
+
+
+@pytest.mark.parametrize("kind", SENT)
+def test_what_another_process_gets_from_the_device_is_found(kind: str) -> None:
+    assert [*given_to_cuda(START + SENT[kind])] == ["main"]
+
+
+@pytest.mark.parametrize("kind", NOT_SENT)
+def test_what_another_process_gets_from_elsewhere_is_not_found(kind: str) -> None:
+    assert given_to_cuda(START + NOT_SENT[kind]) == {}
+
+
+@EACH_TARGET
+def test_a_program_is_held_back_by_an_operator_of_another_file(target: str, tmp_path: Path) -> None:
+    files = {
+        "ops.py": BESIDE_HOST["a branch that returns"],
+        "main.py": f"import torch\nfrom ops import act\n\nact(torch.ones(3, device={CHOICE}))\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["main.py"], CHOICE)
+    assert found.status is Status.UNSAFE
+    assert "ops.py:8" in found.reason
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("workers", ["0", "args.workers"])
+def test_a_dataset_on_the_device_is_held_back_if_workers_get_it(
+    workers: str, target: str, tmp_path: Path
+) -> None:
+    move = "torch.ones(3).cuda()"
+    files = {
+        "data.py": "import torch\n\n\nclass Own(torch.utils.data.Dataset):\n    def __init__(self):\n"
+        f"        self.weights = {move}\n",
+        "main.py": f"import torch\nfrom data import Own\n\nloader = torch.utils.data.DataLoader(Own(), num_workers={workers})\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["data.py"], move)
+    assert found.status is (Status.CONVERTED if workers == "0" else Status.UNSAFE), found
