@@ -13,6 +13,7 @@ from acclimate_conformance.checks.assertions import note_of_lacks, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.operations import LAYERS, REDUCTIONS, Operation, values
 from acclimate_conformance.checks.dtypes.operators import _flat, require_alike
+from acclimate_conformance.checks.target import blamed
 
 _Options = tuple[dict[str, Any], ...]
 _OPTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], _Options]] = {
@@ -219,12 +220,15 @@ def gradients_are_those_of_their_call(accelerator: Accelerator) -> str | None:
     lacking: set[str] = set()
     for name, operation in {**LAYERS, **REDUCTIONS}.items():
         try:
-            alone = _called(operation, device, 1.0)
-            wanted = _backward(*alone)
-            first = _called(operation, device, 1.0)
-            second = _called(operation, device, -0.5)
-            found = _backward(*first)
-            _backward(*second)
+            # The host first: a number that it refuses, as a negative probability, may end a device's work.
+            _ = [_backward(*_called(operation, "cpu", factor)) for factor in (1.0, -0.5)]
+            with blamed(accelerator, name):
+                alone = _called(operation, device, 1.0)
+                wanted = _backward(*alone)
+                first = _called(operation, device, 1.0)
+                second = _called(operation, device, -0.5)
+                found = _backward(*first)
+                _backward(*second)
         except NotImplementedError:
             lacking.add(name)
             continue
