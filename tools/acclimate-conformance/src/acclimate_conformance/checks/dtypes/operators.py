@@ -196,10 +196,12 @@ def _compare_all(
             for table in tables:
                 for name, operation in table.items():
                     what = f"{name} in {short(dtype)}"
+
+                    def run(to: Place, operation: Operation = operation, dtype: torch.dtype = dtype) -> Any:
+                        return operation(to, dtype)
+
                     with blamed(accelerator, what):
-                        _compare(
-                            lambda to, op=operation, d=dtype: op(to, d), place, what, by_element, lacking
-                        )  # type: ignore[misc]
+                        _compare(run, place, what, by_element, lacking)
     return note_of_lacks(lacking)
 
 

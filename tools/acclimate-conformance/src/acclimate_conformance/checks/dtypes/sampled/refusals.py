@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -363,9 +364,9 @@ def _is_refused_for_its_numbers(op: Any, sample: Sample) -> bool:
         whole.fill_(0.5 if copy.is_floating_point() or copy.is_complex() else 0)
         return copy
 
-    changed = with_tensors((sample.value, sample.args, sample.kwargs), other)
-    run = _called(op, Sample(*changed, lambda x: x, False))
-    return attempt(run, Place(HOST))[1] is None
+    value, args, kwargs = with_tensors([sample.value, sample.args, sample.kwargs], other)
+    changed = replace(sample, value=value, args=args, kwargs=kwargs)
+    return attempt(_called(op, changed), Place(HOST))[1] is None
 
 
 def _require_numbers_refused(found: Findings, others: list[tuple[str, str, Run]]) -> None:
