@@ -1112,7 +1112,8 @@ class SortsLongRowsByBits(_WithKernels):
             found = torch.sort(host, stable=True, dim=dim, descending=descending)
             return tuple(_there(t, x) for t in found)
         bits = host.contiguous().view(torch.int16).int()
-        order = torch.where(bits < 0, -1 - (bits & 0x7FFF), bits).argsort(dim, descending, stable=True)
+        ranks = torch.where(bits < 0, -1 - (bits & 0x7FFF), bits)
+        order = ranks.argsort(dim=dim, descending=descending, stable=True)
         return _there(host.gather(dim, order), x), _there(order, x)
 
     kernels = {"sort.stable": _sort}

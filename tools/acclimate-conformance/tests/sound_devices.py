@@ -275,12 +275,12 @@ class FirstOfOnePlace(_WithKernels):
 
 
 class ComputesInTheDtypeOfTheResult(_WithKernels):
-    """acosh of integers is computed in float32, also if it is written into float64."""
+    """acosh of integers is computed in float32, in its own way, also if it is written into float64."""
 
     @staticmethod
     def _acosh(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         result = x.cpu().to(out.dtype if x.is_floating_point() else torch.float32).acosh()
-        return out.resize_(result.shape).copy_(result)
+        return out.resize_(result.shape).copy_(_beside(result, x))
 
     kernels = {"acosh.out": _acosh}
 

@@ -356,7 +356,7 @@ def _is_refused_for_its_numbers(op: Any, sample: Sample) -> bool:
     """Whether the host takes the same call if each integer is 0 and each other number 0.5."""
 
     def other(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout != torch.strided or tensor.is_nested:
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != HOST:
             return tensor
         copy = Place(HOST).as_it_lies(tensor.detach())
         length = copy.untyped_storage().nbytes() // copy.element_size()
