@@ -17,6 +17,7 @@ from acclimate_conformance.checks.assertions import (
     all_told,
     device_names,
     is_host,
+    is_on,
     note_of_lacks,
     require,
     short,
@@ -274,7 +275,7 @@ def _note_places(accelerator: Accelerator, noted: Callable[[bool, str], None]) -
                 }
                 for how, (tensor, wanted) in made.items():
                     noted(
-                        str(tensor.device) == wanted,
+                        is_on(tensor, wanted),
                         f"a fake tensor of {how} while {here} is current is on {tensor.device}",
                     )
             after = [accelerator.memory_allocated(i) for i in range(len(names))]
