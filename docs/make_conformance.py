@@ -67,6 +67,11 @@ For a vendor's own continuous integration, the package installs a plugin for pyt
 - The score is passed / (passed + failed), rounded down.
 - The command runs checks in a separate process. A check fails if it crashes that process, exits, or exceeds
   its time limit, even in a call that holds Python's lock; the next check runs in a new process.
+- After a check that fails, the process asks each device for a small result. If it gives none, as after an assert in
+  a kernel of CUDA, the check is told so, and the next runs in a new process. A plain run of pytest, which cannot replace
+  its process, says of the checks that are left after which one they were not run.
+- A call with numbers that the host refuses is not made on the device, whose kernel may end its work in the process. One
+  check makes such calls, in a process of its own: the error at the next wait is then as good as a refusal, and ends them.
 
 Rules that may surprise:
 
@@ -91,7 +96,8 @@ Rules that may surprise:
   normalization saves for its backward pass, integers made of numbers beyond their dtype, and NaN or infinity where
   infinities are subtracted. Nor is an operator whose test in torch is marked as failing on this type of device. Of
   equal numbers, `argmax` and `argmin` must tell the first, as torch documents, and stable sorts keep their order.
-- A few results of 16 bits may differ in the last digit. If many do, the device truncates, and fails.
+- A few results of 16 bits may differ in the last digit. If many do, the device truncates, and fails. Running sums and
+  products of 16 bits may be rounded after each step: their errors grow with the square root of the length.
 - NCCL and similar backends have no tags of messages, and end the process after a time-out. Others keep both promises.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore
   large (96 MiB), with a tolerance of an eighth for everything else that the process does.
@@ -115,7 +121,7 @@ no check fails, but more are *not offered*. A slow test runs one profile of each
 
 | profile | not offered |
 |---|---|
-| none, `sync=check`, `hpu-like` | what the emulated device lacks in any profile, such as Triton |
+| none, `sync=check`, `hpu-like`, `asserts` | what the emulated device lacks in any profile, such as Triton |
 | `devices=…` | with one device, the checks that need a second |
 | `no=float64`, `mps-like`, `v100-like`, `no=float8` | nothing more: checks take the dtypes that `supported_dtypes()` lists |
 | `no=float16+bfloat16` | the checks of autocast |

@@ -33,8 +33,6 @@ PEAK_WITHOUT_STATISTICS = "Metal's allocator keeps no peak in torch 2.10, so it 
 GAUDI_RESERVES_ALL = "Gaudi's allocator holds all memory from the start: memory_reserved() is a constant"
 INDUCTOR_FOR_CUDA = "what inductor prepares for CUDA graphs is in builds of torch for CUDA only"
 NO_RESIZING = "a build of torch without CUDA resizes no storage of its devices"
-FEW_CHANNELS = "torch knows how CUDA lays out scaled images of few channels; these are the host's kernels"
-CONTIGUOUS = "torch knows that Gaudi's results are contiguous; these are the host's kernels"
 NO_PLACE = "a kernel that torch finds by the type of the device, for which this build has no place"
 NO_KERNEL_OF_XPU = dict.fromkeys(("dtypes/modules_as_on_the_host", "runtime/transformed_programs"), NO_PLACE)
 MPS = {
@@ -51,7 +49,6 @@ KNOWN_FAILURES = {
         "runtime/compiles": INDUCTOR_FOR_CUDA,
         "runtime/storages_hold_their_bytes": NO_RESIZING,
         "runtime/tensors_in_python": NO_RESIZING,
-        "runtime/fake_tensors_tell_the_truth": FEW_CHANNELS,
     },
     **dict.fromkeys(("xpu", "xpu with IPEX", "xpu.external"), NO_KERNEL_OF_XPU),
     "mps": MPS,
@@ -59,7 +56,6 @@ KNOWN_FAILURES = {
     "hpu": {
         "devices/names": "without an index, which a program may take from its rank; a process has one HPU",
         "memory/cache_is_not_available": GAUDI_RESERVES_ALL,
-        "runtime/fake_tensors_tell_the_truth": CONTIGUOUS,
     },
 }
 """By way: checks that fail over the stand-in, and why."""

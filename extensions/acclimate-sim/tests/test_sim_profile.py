@@ -13,11 +13,12 @@ def test_no_profile_is_two_devices_without_limits_on_dtypes() -> None:
 
 
 def test_keys_set_what_they_say() -> None:
-    profile = parse("devices=4,memory=8GiB,no=float64+bfloat16,sync=check,replace=yes")
+    profile = parse("devices=4,memory=8GiB,no=float64+bfloat16,sync=check,replace=yes,asserts=yes")
     assert (profile.devices, profile.memory_bytes) == (4, 8 << 30)
     assert profile.refused == {"float64", "complex128", "bfloat16"}
     assert profile.checks_synchronisation
     assert profile.replaces_parameters
+    assert profile.asserts
 
 
 def test_keys_after_a_name_change_that_profile() -> None:
@@ -28,7 +29,7 @@ def test_keys_after_a_name_change_that_profile() -> None:
     "text",
     [
         "devises=4", "devices=0", "devices=four", "memory=8GB", "memory=0", "no=float32",
-        "sync=on", "replace=1", "gaudi-like", "devices=2,mps-like",
+        "sync=on", "replace=1", "asserts=1", "gaudi-like", "devices=2,mps-like",
     ],
 )  # fmt: skip
 def test_bad_profile_names_the_key_and_lists_the_keys(text: str) -> None:
@@ -37,7 +38,7 @@ def test_bad_profile_names_the_key_and_lists_the_keys(text: str) -> None:
     message = str(raised.value)
     assert isinstance(raised.value, AcclimateError)
     assert text.split(",")[-1].split("=")[0] in message
-    assert "the keys are devices, memory, no, sync, replace" in message
+    assert "the keys are devices, memory, no, sync, replace, asserts" in message
 
 
 def test_visible_devices_limit_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +101,73 @@ said = subprocess.run([sys.executable, "-c", child], env=env, capture_output=Tru
 print(acc.device_count(), said)
 """
     assert run_program(program, "devices=3") == "3 1"
+
+
+def test_a_number_that_a_kernel_refuses_ends_the_context_at_the_next_wait() -> None:
+    program = """
+import torch; from acclimate import get_accelerator
+acc = get_accelerator()
+x = torch.ones(3, device="sim:0")
+y = x[torch.tensor([[0, 7]], device="sim:0")]
+print(tuple((y + 1).shape), x.tolist() if False else "no error yet")
+calls = (acc.synchronize, lambda: x.cpu(), lambda: x + 1, lambda: torch.ones(2, device="sim:0"), x.exp_)
+for call in calls:
+    try: call()
+    except torch.AcceleratorError as error: print(str(error).splitlines()[0])
+print(torch.ones(2, device="sim:1").tolist())
+"""
+    told = run_program(program, "asserts").splitlines()
+    assert told[0] == "(1, 2) no error yet"
+    assert told[1:-1] == ["sim error: device-side assert triggered"] * 5
+    assert told[-1] == "[1.0, 1.0]"
+
+
+REFUSED = {
+    "two shapes": "x + torch.ones(4, device='sim')",
+    "a dtype": "x @ x.long()",
+    "places of float32": "x.index_select(0, x)",
+    "expanded memory": "x[:1].expand(3).add_(1)",
+    "parts that overlap": "x[1:].copy_(x[:-1]).add_(1) and torch.add(x[:-1], 1, out=x[1:])",
+    "a singular matrix": "torch.linalg.inv(torch.zeros(2, 2, device='sim'))",
+    "a negative count": "torch.tensor([1, -1], device='sim').bincount()",
+    "a chance that is a number of Python": "x.bernoulli_(1.5)",
+}
+
+
+@pytest.mark.parametrize("profile", ["", "asserts"])
+def test_what_is_refused_for_anything_but_its_numbers_is_refused_at_once(profile: str) -> None:
+    program = f"""
+import torch; from acclimate import get_accelerator
+acc = get_accelerator()
+x = torch.ones(3, device="sim")
+for call in {list(REFUSED.values())!r}:
+    try: eval(call)
+    except RuntimeError as error: print(isinstance(error, torch.AcceleratorError))
+acc.synchronize()
+"""
+    assert run_program(program, profile).splitlines() == ["False"] * len(REFUSED)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.nn.functional.nll_loss(torch.zeros(2, 3, device='sim'), torch.tensor([0, 5], device='sim'))",
+        "torch.nn.functional.binary_cross_entropy(x + 2, x)",
+        "torch.poisson(-x)",
+        "x.scatter_(0, torch.tensor([9], device='sim'), x + 1)",
+        "torch.gather(x, 0, torch.tensor([9], device='sim'), out=torch.empty(0, device='sim'))",
+        "torch._assert_async(torch.tensor(False, device='sim'))",
+    ],
+)
+def test_losses_draws_and_writes_assert_as_on_cuda(call: str) -> None:
+    program = f"""
+import torch; from acclimate import get_accelerator
+acc = get_accelerator()
+x = torch.ones(3, device="sim")
+{call}
+try: acc.synchronize()
+except torch.AcceleratorError: print("asserted")
+"""
+    assert run_program(program, "asserts") == "asserted"
+    with pytest.raises(AssertionError):
+        run_program(program)

@@ -1076,8 +1076,53 @@ def _three_parts(x: torch.Tensor) -> list[torch.Tensor]:
     return parts
 
 
+class MeansBySteps(_WithKernels):
+    """The mean and variance of a batch are updated with each sample, in float32."""
+
+    @staticmethod
+    def _norm(
+        x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
+        eps: float,
+    ) -> Any:  # fmt: skip
+        host = x.cpu()
+        if not training or x.dtype is not torch.float32 or weight is not None or mean is not None:
+            given = (None if t is None else t.cpu() for t in (weight, bias, mean, var))
+            found = torch.native_batch_norm(host, *given, training, momentum, eps)
+            return tuple(_there(t, x) for t in found)
+        samples = host.movedim(1, 0).flatten(1)
+        middle, squares = torch.zeros(len(samples)), torch.zeros(len(samples))
+        for count, sample in enumerate(samples.unbind(1), 1):
+            away = sample - middle
+            middle = middle + away / count
+            squares = squares + away * (sample - middle)
+        scale = (squares / samples.shape[1] + eps).rsqrt()
+        shape = (1, -1, *[1] * (host.dim() - 2))
+        return tuple(_there(t, x) for t in ((host - middle.view(shape)) * scale.view(shape), middle, scale))
+
+    kernels = {"native_batch_norm": _norm}
+
+
+class SortsLongRowsByBits(_WithKernels):
+    """Rows of bfloat16 that are long are sorted by their bits, the sign first, as CUDA's are."""
+
+    @staticmethod
+    def _sort(x: torch.Tensor, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+        host = x.cpu()
+        if host.dtype is not torch.bfloat16 or host.shape[dim] <= 4096:
+            found = torch.sort(host, stable=True, dim=dim, descending=descending)
+            return tuple(_there(t, x) for t in found)
+        bits = host.contiguous().view(torch.int16).int()
+        ranks = torch.where(bits < 0, -1 - (bits & 0x7FFF), bits)
+        order = ranks.argsort(dim=dim, descending=descending, stable=True)
+        return _there(host.gather(dim, order), x), _there(order, x)
+
+    kernels = {"sort.stable": _sort}
+
+
 SOUND: dict[type[Accelerator], tuple[str, ...]] = {
     ProductsOf10BitsAreAllowed: ("dtypes/long_products", "dtypes/products_of_any_shape"),
     ProductsOfThreeParts: ("dtypes/long_products", "dtypes/products_of_any_shape"),
+    MeansBySteps: ("dtypes/known_results_of_precision",),
+    SortsLongRowsByBits: ("dtypes/reductions_with_options",),
 }
 """What computes otherwise and is right, and checks that must not mistake it for a fault."""

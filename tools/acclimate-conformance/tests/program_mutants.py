@@ -141,10 +141,10 @@ class SamplesDrawAlike(_Patched):
 
 
 class ImagesLoseTheirOrder(_Patched):
-    """Convolutions of images with channels last give contiguous results, and fake ones say otherwise."""
+    """Scaled images with channels last are contiguous, and fake ones say otherwise."""
 
     def patch(self) -> None:
-        def convolve(theirs: Any) -> Any:
+        def scale(theirs: Any) -> Any:
             def call(given: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
                 result = theirs(given, *args, **options)
                 is_real = type(given) is torch.Tensor and given.device.type == "sim"
@@ -152,7 +152,7 @@ class ImagesLoseTheirOrder(_Patched):
 
             return call
 
-        self.put(torch.nn.functional, "conv2d", convolve)
+        self.put(torch.nn.functional, "interpolate", scale)
 
 
 class ContextsRememberOnce(_Patched):

@@ -1197,6 +1197,16 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
 }
 """By profile of the device: each fault, and the check that has to find it."""
 
+
+class TakesHalfAState(SimAccelerator):
+    """A state of half the length is taken, as CUDA takes an older form of its states."""
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: Any = None) -> None:
+        whole = self.get_rng_state(device_index)
+        is_half = len(new_state) == len(whole) // 2 and new_state.dtype is torch.uint8
+        super().set_rng_state(whole if is_half else new_state, device_index)
+
+
 _OF_BLOCKS = tuple(
     f"memory/{name}"
     for name in ("reserved_follows_allocations", "peak_is_the_highest", "nothing_leaks",
@@ -1208,5 +1218,6 @@ SOUND: dict[type[Accelerator], tuple[str, ...]] = {
     OneBlockIsKept: _OF_BLOCKS,
     OneBlockForEachDevice: ("devices/absent_devices", "devices/device_context"),
     OneBlockThatForgets: ("devices/absent_devices",),
+    TakesHalfAState: ("random/what_does_not_fit_is_refused",),
 }
 """What is unusual but right, and checks that must not mistake it for a fault."""

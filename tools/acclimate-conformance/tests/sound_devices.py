@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.dtypes.sampled import models, numbers, sizes, topics
+from acclimate_conformance.checks.dtypes.sampled import models, numbers, rows, sizes, topics
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
 from acclimate_sim.accelerator import SimAccelerator
 from operator_mutants import _there, _WithKernels
@@ -240,6 +241,50 @@ def _of_10_bits(x: torch.Tensor) -> torch.Tensor:
     return (x.contiguous().view(torch.int32) & -8192).view(torch.float32)
 
 
+_Two = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _by_steps(combine: _Two, whole: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A running sum or product that is rounded to 16 bits after each step."""
+
+    def run(x: torch.Tensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
+        host = x.cpu()
+        if host.dtype not in (torch.bfloat16, torch.float16) or dtype is not None or not host.dim():
+            return _there(whole(host, dim, dtype=dtype), x)
+        return _there(torch.stack([*itertools.accumulate(host.unbind(dim), combine)], dim), x)
+
+    return run
+
+
+class RoundsEachStep(_WithKernels):
+    """Running sums and products of 16 bits are added up in 16 bits."""
+
+    kernels = {"cumsum": _by_steps(torch.add, torch.cumsum), "cumprod": _by_steps(torch.mul, torch.cumprod)}
+
+
+class FirstOfOnePlace(_WithKernels):
+    """max_unpool2d keeps the first of several numbers that are put into one place."""
+
+    @staticmethod
+    def _unpool(x: torch.Tensor, places: torch.Tensor, size: list[int]) -> torch.Tensor:
+        given, into = x.cpu().flatten(-2).flip(-1), places.cpu().flatten(-2).flip(-1)
+        found = given.new_zeros(*x.shape[:-2], size[0] * size[1]).scatter_(-1, into, given)
+        return _there(found.unflatten(-1, tuple(size)), x)
+
+    kernels = {"max_unpool2d": _unpool}
+
+
+class ComputesInTheDtypeOfTheResult(_WithKernels):
+    """acosh of integers is computed in float32, in its own way, also if it is written into float64."""
+
+    @staticmethod
+    def _acosh(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        result = x.cpu().to(out.dtype if x.is_floating_point() else torch.float32).acosh()
+        return out.resize_(result.shape).copy_(_beside(result, x))
+
+    kernels = {"acosh.out": _acosh}
+
+
 FOUND_NOTHING_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     FirstOfTwoZeros: (numbers.pairs_of_numbers, ("minimum",)),
     StatisticsOf32Bits: (topics.operators_in_every_dtype, ("native_layer_norm",)),
@@ -259,6 +304,9 @@ FOUND_NOTHING_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     InfiniteMean: (topics.operators_on_special_numbers, ("nn.functional.rms_norm",)),
     StatisticsByRows: (topics.gradients_as_on_the_host, ("_batch_norm_with_update",)),
     AttentionOf10Bits: (sizes.attention_with_every_option, ()),
+    RoundsEachStep: (sizes.operators_of_any_length, ("torch.cumsum", "torch.cumprod")),
+    FirstOfOnePlace: (rows.derivatives_forwards, ("nn.functional.max_unpool2d",)),
+    ComputesInTheDtypeOfTheResult: (topics.operators_in_place_and_into_others, ("acosh",)),
     InfinityMinusInfinity: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
 }
 """Each device, the observation that must find nothing, and what of torch is tried."""

@@ -19,7 +19,7 @@ from fresh_process import plain_environment
 HERE = Path(__file__).parent
 PROFILES = (
     "", "sync=check", "mps-like", "v100-like", "hpu-like", "devices=4,memory=1GiB", "devices=1", "no=int64",
-    "no=complex", "no=float8", "no=float16+bfloat16+complex",
+    "no=complex", "no=float8", "no=float16+bfloat16+complex", "asserts",
 )  # fmt: skip
 """Profiles of the emulated accelerator."""
 WHOLE_RUN_S = 3600

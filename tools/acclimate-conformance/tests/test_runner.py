@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from acclimate_conformance.checks.check import Check
-from acclimate_conformance.checks.target import find
+from acclimate_conformance.checks.target import LOST, find
 from acclimate_conformance.runner.examine import examine
 from fresh_process import plain_environment
 
@@ -101,6 +101,46 @@ def test_a_check_that_ends_its_process_fails_with_how_it_ended_and_the_next_ones
     assert report["total"]["passed"] == 2, "the checks before and after them"
     assert report["junit"].count("<failure") == 3
     assert "killed by SIGKILL" in report["junit"]
+
+
+ASSERTING = """
+import torch
+from acclimate_sim.accelerator import SimAccelerator
+
+class Asserting(SimAccelerator):
+    def toolkit_version(self):
+        torch.ones(3, device="sim:0")[torch.tensor([7], device="sim:0")]
+        return super().toolkit_version()
+"""
+ON_ASSERTS = {"ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": "asserts"}
+
+
+def test_a_fault_after_which_the_device_computes_nothing_fails_its_own_check_only(tmp_path: Path) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    (tmp_path / "asserting.py").write_text(ASSERTING)
+    names = ["devices/counts", "ops/toolkit", "runtime/types_of_attributes", "launching/exported_variables"]
+    report = run(tmp_path, "asserting:Asserting", names, **ON_ASSERTS)
+    results = by_check(report)
+    assert [results[name]["outcome"] for name in names] == ["passed", "failed", "passed", "passed"]
+    reason = results["ops/toolkit"]["reason"]
+    assert "device-side assert triggered" in reason
+    assert reason.endswith(LOST)
+    assert report["junit"].count("<failure") == 1
+    assert LOST in report["junit"]
+
+
+def test_where_no_worker_can_be_replaced_checks_after_such_a_fault_are_not_run(tmp_path: Path) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    (tmp_path / "asserting.py").write_text(ASSERTING)
+    environment = {**plain_environment(), "PYTHONPATH": str(tmp_path), **ON_ASSERTS}
+    command = [
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "toolkit or types_of_attributes",
+        "--acclimate-accelerator", "asserting:Asserting",
+    ]  # fmt: skip
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert f"not checked, as it comes after ops/toolkit, {LOST}" in ended.stdout, ended.stdout + ended.stderr
 
 
 LIMITS_S = (3, 30)

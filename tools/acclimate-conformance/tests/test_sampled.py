@@ -14,6 +14,7 @@ import torch
 
 from acclimate_conformance.checks.dtypes.sampled.comparing import attempt, difference_of_values
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
+from acclimate_conformance.checks.target import LOST
 from fresh_process import plain_environment
 from warm_python import WarmPython
 
@@ -216,7 +217,46 @@ def test_a_call_after_which_the_device_computes_nothing_is_the_last_one_that_is_
     run = subprocess.run(
         [sys.executable, "-c", SPOILED], env=environment, capture_output=True, text=True, timeout=600
     )
-    assert run.stdout == "['exp(x) raises RuntimeError: misaligned address'] False True 1\n", run.stderr
+    told = f"exp(x) raises RuntimeError: misaligned address, {LOST}"
+    assert run.stdout == f"{[told]} False True 1\n", run.stderr
+
+
+ASSERTING = """
+import torch
+from torch.nn import functional
+from acclimate.selection import get_accelerator
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
+
+def exp(x):
+    return x + x[torch.full_like(x, 7, dtype=torch.int64)]
+
+library = torch.library.Library("aten", "IMPL")
+library.impl("exp", exp, "PrivateUse1")
+found = Findings(get_accelerator())
+
+def loss(place):
+    chances = place.put(torch.tensor([0.5, 2.0]))
+    return functional.binary_cross_entropy(chances, chances)
+
+found.compare("loss", "loss of a chance of 2", loss, may_be_refused=True)
+print(found.broken, found.usable)
+for name in ("tanh", "exp", "sin"):
+    run = lambda place: getattr(torch, name)(torch.zeros(2).to(place.device))
+    found.compare(name, f"{name}(x)", run, may_be_refused=True)
+print(len(found.broken), found.broken[0].partition(" raises ")[0], found.usable, found.compared)
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_numbers_that_the_host_refuses_are_not_asked_and_an_assert_is_blamed_on_the_call_that_made_it() -> (
+    None
+):
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    environment = {**plain_environment(), "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": "asserts"}
+    run = subprocess.run(
+        [sys.executable, "-c", ASSERTING], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.stdout == "[] True\n1 exp(x) False 1\n", run.stderr
 
 
 def test_rounding_noise_around_zero_is_no_difference_and_a_small_result_that_is_wrong_is_one() -> None:

@@ -96,4 +96,5 @@ def _configure(profile: Profile) -> None:
         refused,
         profile.replaces_parameters,
         profile.checks_synchronisation,
+        profile.asserts,
     )

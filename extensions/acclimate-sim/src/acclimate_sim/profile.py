@@ -41,6 +41,8 @@ class Profile:
     """Whether a missing synchronisation between streams, or with the host, is an error."""
     replaces_parameters: bool = False
     """Whether ``Module.to()`` creates new Parameters, as on some vendors' devices."""
+    asserts: bool = False
+    """Whether a kernel that refuses numbers ends its device's context, as CUDA's asserts do."""
 
 
 NAMED = {
@@ -49,6 +51,7 @@ NAMED = {
         memory_bytes=32 * _GIB, refused=frozenset(REFUSABLE["bfloat16"] + REFUSABLE["float8"])
     ),
     "hpu-like": Profile(replaces_parameters=True),
+    "asserts": Profile(asserts=True),
 }
 """Named profiles, each with one limit of real hardware."""
 
@@ -121,12 +124,19 @@ def _replace(profile: Profile, value: str) -> Profile:
     return replace(profile, replaces_parameters=value == "yes")
 
 
+def _asserts(profile: Profile, value: str) -> Profile:
+    if value not in {"yes", "no"}:
+        raise _wrong("asserts", value, '"yes" (a refused number ends the context, as on CUDA) or "no"')
+    return replace(profile, asserts=value == "yes")
+
+
 _READERS: dict[str, Callable[[Profile, str], Profile]] = {
     "devices": _devices,
     "memory": _memory,
     "no": _no,
     "sync": _sync,
     "replace": _replace,
+    "asserts": _asserts,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ _HOME = Path(__file__).parent
 _CHECKS = os.path.join(_HOME, "checks", "")
 _subject: pytest.StashKey[Subject] = pytest.StashKey()
 _worker: pytest.StashKey[Worker] = pytest.StashKey()
+_lost: pytest.StashKey[str] = pytest.StashKey()
+"""The check after which the device computes nothing more in this process."""
 
 
 class FailedCheckError(Exception):
@@ -122,11 +125,20 @@ class CheckItem(pytest.Item):
         if self.unusable:
             raise FailedCheckError(self.unusable)
         from acclimate.selection import use_accelerator
+        from acclimate_conformance.checks.target import LOST, still_computes
         from acclimate_conformance.runner.examine import examine
 
+        if lost := self.config.stash.get(_lost, ""):
+            raise FailedCheckError(f"not checked, as it comes after {lost}, {LOST}")
         subject = self.config.stash[_subject]
         with use_accelerator(subject.accelerator):
             self.result = examine(self.check, subject)
+            if self.result.outcome == "failed" and not still_computes(subject.accelerator):
+                if LOST not in self.result.reason:
+                    self.result = replace(self.result, reason=f"{self.result.reason}, {LOST}")
+                self.config.stash[_lost] = self.check.id
+                if worker := self.config.stash.get(_worker, None):
+                    worker.end_after(self.result)
         if self.result.outcome == "not offered":
             pytest.skip(self.result.reason)
         if self.result.outcome == "failed":

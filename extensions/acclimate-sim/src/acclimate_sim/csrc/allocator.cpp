@@ -1,5 +1,6 @@
 #include "allocator.h"
 
+#include "context.h"
 #include "devices.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -90,6 +91,7 @@ class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const auto device = current_device();
+    require_context(device);
     if (bytes == 0) return {nullptr, c10::Device(kSim, device)};
     const auto size = rounded(bytes);
     count_in(device, size);  // before the host's memory is touched

@@ -10,8 +10,9 @@ namespace sim {
 namespace {
 
 void set_profile(int64_t devices, int64_t capacity, c10::List<int64_t> refused, bool replaces_parameters,
-                 bool checks_synchronisation) {
-  Settings chosen{static_cast<int>(devices), capacity, 0, replaces_parameters, checks_synchronisation};
+                 bool checks_synchronisation, bool asserts) {
+  Settings chosen{static_cast<int>(devices), capacity, 0, replaces_parameters,
+                  checks_synchronisation,    asserts};
   for (const int64_t dtype : refused) chosen.refused_dtypes |= uint64_t{1} << dtype;
   configure(chosen);
 }
@@ -31,7 +32,7 @@ int64_t number_of_dtype(at::ScalarType dtype) { return static_cast<int64_t>(dtyp
 TORCH_LIBRARY(sim, m) {
   m.def(
       "configure(int devices, int capacity_bytes, int[] refused_dtypes, bool replaces_parameters, "
-      "bool checks_synchronisation) -> ()",
+      "bool checks_synchronisation, bool asserts) -> ()",
       set_profile);
   m.def("device_count() -> int", [] { return int64_t{settings().device_count}; });
   m.def("default_generator(int device) -> Generator?", generator_of);

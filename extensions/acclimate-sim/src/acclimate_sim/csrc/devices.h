@@ -22,6 +22,7 @@ struct Settings {
   uint64_t refused_dtypes = 0;  // bit n: ScalarType n has no tensors here
   bool replaces_parameters = false;  // Module.to() makes new Parameters, as some vendors' devices do
   bool checks_synchronisation = false;
+  bool asserts = false;  // a kernel that refuses numbers ends its device's context, as CUDA's asserts do
 };
 
 const Settings& settings();

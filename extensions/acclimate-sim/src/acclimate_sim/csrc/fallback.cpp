@@ -1,8 +1,10 @@
 #include "fallback.h"
 
+#include "context.h"
 #include "devices.h"
 #include "generator.h"
 #include "host_alias.h"
+#include "other_numbers.h"
 #include "tensor_uses.h"
 #include "with_tensors.h"
 
@@ -26,6 +28,7 @@ struct Operator {
   std::vector<Use> uses;  // by argument
   int generator = -1;  // the argument that is a generator
   bool draws_random = false;
+  bool reads_back = false;  // it waits for the device, as its result depends on numbers
   int host_argument = -1;  // an argument that is on the host by definition
   int host_result = -1;  // and such a result
   bool (*special)(const Operator&, Stack*) = nullptr;  // runs in place of the host's kernel
@@ -75,6 +78,9 @@ Operator::Operator(const c10::OperatorHandle& op) {
     if (argument.name() == "generator") generator = static_cast<int>(uses.size()) - 1;
   }
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  // The shape of x[places] depends on their numbers only if these are truth values.
+  reads_back = (op.hasTag(at::Tag::dynamic_output_shape) && name.rfind("aten::index", 0) != 0) ||
+               op.hasTag(at::Tag::data_dependent_output);
   if (name == "aten::convolution_overrideable") special = convolution;
   if (name == "aten::convolution_backward_overrideable") special = convolution_backward;
   if (name == "aten::histc") special = histogram_of_integers;
@@ -200,6 +206,32 @@ IValue to_device(IValue value, c10::DeviceIndex device, HostAliases& aliases, co
   });
 }
 
+// -- numbers that an operator refuses (ACCLIMATE_SIM=asserts) ------------------------------------------
+
+// Whether a kernel would note this error as an assert; the stack then has results of the right shapes.
+//
+// The same call with other numbers shows it. Factorizations tell of numbers without a result at once, on CUDA
+// too, and so does an operator that reads its numbers back.
+bool becomes_an_assert(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKey key,
+                       const c10::Error& error, const std::vector<IValue>& arguments,
+                       const HostAliases& aliases, Stack* stack) {
+  if (op.reads_back || dynamic_cast<const c10::LinAlgError*>(&error) ||
+      dynamic_cast<const c10::NotImplementedError*>(&error)) {
+    return false;
+  }
+  if (op.name.rfind("aten::_assert_async", 0) == 0) return true;
+  const OtherNumbers others(arguments, aliases);
+  const size_t before = stack->size();
+  stack->insert(stack->end(), arguments.begin(), arguments.end());
+  try {
+    if (!op.special || !op.special(op, stack)) handle.redispatchBoxed(c10::DispatchKeySet(key), stack);
+    return true;
+  } catch (const c10::Error&) {
+    stack->resize(before);
+    return false;
+  }
+}
+
 }  // namespace
 
 void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
@@ -207,6 +239,8 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
   const size_t count = op.uses.size();
   const auto device =
       check_devices(op, at::ArrayRef<IValue>(stack->data() + stack->size() - count, count)).index();
+  require_context(device);
+  if (op.reads_back) host_learns_of_asserts(device);
   HostAliases aliases;
   const TensorUses uses(device, op.name);
   auto key = c10::DispatchKey::CPU;
@@ -215,6 +249,9 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
     if (is_nested(value)) key = c10::DispatchKey::NestedTensorCPU;
     value = to_host(value, op.uses[i], aliases, uses);
   }
+  std::vector<IValue> arguments;  // the stack's are gone after an error
+  if (settings().asserts) arguments.assign(stack->end() - count, stack->end());
+  const size_t below = stack->size() - count;
   std::optional<HostGeneratorLoan> loan;
   if (op.draws_random) {
     if (op.generator < 0)
@@ -233,7 +270,10 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
         OutOfMemoryError,
         std::string(error.what_without_backtrace()).find("can't allocate memory") == std::string::npos,
         "sim is out of memory: the result of ", op.name, " does not fit. ", error.what_without_backtrace());
-    throw;
+    if (!settings().asserts) throw;
+    stack->resize(below);
+    if (!becomes_an_assert(op, handle, key, error, arguments, aliases, stack)) throw;
+    note_assert(device, op.name);
   }
   loan.reset();
   const size_t results = handle.schema().returns().size();

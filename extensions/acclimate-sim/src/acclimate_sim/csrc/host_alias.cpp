@@ -103,6 +103,13 @@ at::Tensor HostAliases::to_device(const at::Tensor& host_tensor, c10::DeviceInde
   return made;
 }
 
+bool HostAliases::made(const at::Tensor& host_tensor) const {
+  for (const auto& pair : tensors_) {
+    if (pair.host.is_same(host_tensor)) return true;
+  }
+  return false;
+}
+
 void HostAliases::write_back() {
   for (const auto& pair : storages_) {
     const bool replaced =

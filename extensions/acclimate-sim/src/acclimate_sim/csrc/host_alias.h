@@ -19,6 +19,9 @@ class HostAliases {
   // device memory that takes over the result without a copy.
   at::Tensor to_device(const at::Tensor& host_tensor, c10::DeviceIndex device);
 
+  // Whether a tensor of the host is over a device's bytes, and no tensor of the caller.
+  bool made(const at::Tensor& host_tensor) const;
+
   // Applies changes of the arguments other than their bytes: out= tensors that the operator resized.
   void write_back();
 

@@ -1,5 +1,6 @@
 #include "streams.h"
 
+#include "context.h"
 #include "devices.h"
 
 #include <c10/util/Exception.h>
@@ -93,6 +94,8 @@ void set_current_stream(const c10::Stream& stream) noexcept {
 
 void record_event(Event& event, const c10::Stream& stream) {
   using namespace std::chrono;
+  require_context(stream.device_index());
+  event.device = stream.device_index();
   event.time_ms = duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
   if (!checks()) return;
   std::lock_guard<std::mutex> hold(g_lock);
@@ -114,18 +117,21 @@ void wait_for_stream(const c10::Stream& waiting, const c10::Stream& awaited) {
 }
 
 void host_waits_for_event(const Event& event) {
+  if (event.device >= 0) host_learns_of_asserts(event.device);
   if (!checks()) return;
   std::lock_guard<std::mutex> hold(g_lock);
   host_has_seen(event.seen);
 }
 
 void host_waits_for_stream(const c10::Stream& stream) {
+  host_learns_of_asserts(stream.device_index());
   if (!checks()) return;
   std::lock_guard<std::mutex> hold(g_lock);
   host_has_seen(g_seen[number_of(stream)]);
 }
 
 void host_waits_for_device(c10::DeviceIndex device) {
+  host_learns_of_asserts(resolve(device));
   if (!checks()) return;
   std::lock_guard<std::mutex> hold(g_lock);
   for (size_t stream = 0; stream < g_seen.size(); stream++) {

@@ -19,6 +19,7 @@ using Clock = std::vector<uint64_t>;  // by stream number; missing entries are 0
 struct Event {
   double time_ms = 0;
   bool measures_time = false;
+  c10::DeviceIndex device = -1;  // of the stream that recorded it
   Clock seen;  // what the stream that recorded it had seen
 };
 

@@ -1,5 +1,6 @@
 // Operators that every device must implement: creating tensors, copying, reading one value back, and views.
 #include "allocator.h"
+#include "context.h"
 #include "devices.h"
 #include "fallback.h"
 #include "host_alias.h"
@@ -119,6 +120,9 @@ void copy_from_host(const Tensor& from, const Tensor& to, bool non_blocking) {
 }
 
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
+  for (const Tensor& tensor : {from, to}) {
+    if (on_sim(tensor)) require_context(tensor.device().index());
+  }
   if (on_sim(from) && on_sim(to)) {
     if (from.device() != to.device()) {
       copy_between_devices(from, to);

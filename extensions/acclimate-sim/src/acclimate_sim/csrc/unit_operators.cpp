@@ -1,6 +1,7 @@
 // The other compiled file; see unit_runtime.cpp.
 #include "host_alias.cpp"
 #include "tensor_uses.cpp"
+#include "other_numbers.cpp"
 #include "fallback.cpp"
 #include "tensors.cpp"
 #include "attention.cpp"

@@ -112,7 +112,8 @@ class _Ending:
             return ""
         if code == _WENT_ON:
             return "goes on as if nothing had happened"
-        if code != wanted:
+        is_interrupted = wanted == -signal.SIGINT and code == 1 and said == "KeyboardInterrupt"
+        if code != wanted and not is_interrupted:
             return f"{how_it_ended(code)}{wrote}"
         if written and written != _COMPUTED:
             return f"computes {written.decode()} in a function of atexit, not {_COMPUTED.decode()}"
@@ -284,4 +285,7 @@ _WAYS: dict[str, tuple[Callable[[], Any], int]] = {
     "is ended by Ctrl-C": (lambda: _signalled(signal.SIGINT), -signal.SIGINT),
     "calls sys.exit(9) in a handler of SIGTERM": (_terminated_and_exits, 9),
 }
-"""Each way to end, and the exit code that the process must have, negative for a signal."""
+"""Each way to end, and the exit code that the process must have, negative for a signal.
+
+Of Ctrl-C in a module that ``python -m`` runs, some releases of Python make exit code 1.
+"""

@@ -22,6 +22,7 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.arithmetic import numbers
+from acclimate_conformance.checks.target import LOST, still_computes
 
 
 class Offered(dict[str, Any]):
@@ -99,6 +100,9 @@ def require_as_on_the_host(
                     lacks.add(what)
                     continue
                 reason = f"it raises {describe(error, whole=True)}"[:300]
+                if not still_computes(accelerator):
+                    noted(False, f"{what}, on {device}: {reason}, {LOST}")
+                    break
             noted(not reason, f"{what}, on {device}: {reason}")
     return note_of_lacks(lacks)
 

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from acclimate import Backend
 from acclimate.accelerator import Accelerator
 from acclimate.errors import InvalidBackendError
+from acclimate.imports import describe
 from acclimate.selection import find_backends, get_accelerator, load_by_name, set_accelerator
+from acclimate_conformance.checks.assertions import BrokenPromiseError
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,40 @@ class Subject:
             if accelerator.current_device() != device:
                 accelerator.set_device(device)
             accelerator.synchronize()
+
+
+def still_computes(accelerator: Accelerator) -> bool:
+    """Whether a small kernel on each device works.
+
+    A fault in a kernel, such as a place beyond the end on CUDA, may end that until the process ends.
+    """
+    try:
+        for index in range(accelerator.device_count()):
+            if torch.ones(2, device=accelerator.device_name(index)).tolist() != [1, 1]:
+                return False
+    except Exception:  # noqa: BLE001 - whatever a device raises then
+        return False
+    return True
+
+
+@contextmanager
+def blamed(accelerator: Accelerator, what: str) -> Iterator[None]:
+    """A block at whose end the host waits for the device, so that a fault that lasts names what was called.
+
+    Without this a later call would raise the error.
+    """
+    try:
+        yield
+        accelerator.synchronize()
+    except Exception as error:
+        if still_computes(accelerator):
+            raise
+        said = describe(error, whole=True)
+        raise BrokenPromiseError(f"{what} raises {said}, {LOST}", said) from error
+
+
+LOST = "after which the device computes nothing more in this process"
+"""What is said of a fault that lasts."""
 
 
 def load(source: str) -> Subject:

@@ -29,6 +29,7 @@ from acclimate_conformance.processes import end_group, tail
 from acclimate_conformance.result import About, Planned, Report, Result
 from acclimate_conformance.runner.catalog import FILES, HOME
 from acclimate_conformance.runner.causes import ranked
+from acclimate_conformance.runner.worker import LAST_RESULT
 
 LOADING_S = 120
 """How long loading torch and the accelerator may take, in seconds."""
@@ -154,9 +155,14 @@ class _Controller:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         """Says of a check that ended its worker how it did that."""
         check = self._told()[crashitem.rpartition("::")[2]]
-        said = self._said(lines=100).splitlines()
-        detail = "\n".join(line for line in said if not _OF_PYTEST.match(line))
-        result = check.failed(self._ended, detail)
+        told = self._folder / LAST_RESULT
+        if told.exists():
+            result = Result.from_json(told.read_text(encoding="utf-8"))
+            told.unlink()
+        else:
+            said = self._said(lines=100).splitlines()
+            detail = "\n".join(line for line in said if not _OF_PYTEST.match(line))
+            result = check.failed(self._ended, detail)
         report.when = "call"
         report.longrepr = result.text()
         report.acclimate_result = result.as_json()  # type: ignore[attr-defined]

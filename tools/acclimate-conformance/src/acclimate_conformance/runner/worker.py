@@ -15,10 +15,14 @@ import pytest
 
 from acclimate.host.replace_file import replace_file
 from acclimate_conformance.errors import ConformanceError
-from acclimate_conformance.result import Planned
+from acclimate_conformance.result import Planned, Result
 
 if TYPE_CHECKING:
     from acclimate_conformance.checks.check import Check
+
+
+LAST_RESULT = "last.json"
+"""The file with the result of a check after which its worker ended by itself."""
 
 
 class Worker:
@@ -44,6 +48,11 @@ class Worker:
         """Ends this process, and with it the run, which says why."""
         (self._folder / "unusable").write_text(why, encoding="utf-8", errors="backslashreplace")
         os._exit(2)  # before pytest-xdist hears of any test
+
+    def end_after(self, result: Result) -> None:
+        """Ends this process after a check, as no other can run in it; the command reads the result."""
+        (self._folder / LAST_RESULT).write_text(result.as_json(), encoding="utf-8")
+        os._exit(1)  # as after a crash, pytest-xdist starts another worker
 
     def start(self, accelerator: Any, found: list[Check]) -> set[str]:
         """Tells the command about the accelerator and the checks; returns the ids of those to run.

@@ -13,6 +13,7 @@ from acclimate_conformance.checks.assertions import note_of_lacks, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.operations import LAYERS, REDUCTIONS, Operation, values
 from acclimate_conformance.checks.dtypes.operators import _flat, require_alike
+from acclimate_conformance.checks.target import blamed
 
 _Options = tuple[dict[str, Any], ...]
 _OPTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], _Options]] = {
@@ -218,17 +219,23 @@ def gradients_are_those_of_their_call(accelerator: Accelerator) -> str | None:
     device = accelerator.current_device_name()
     lacking: set[str] = set()
     for name, operation in {**LAYERS, **REDUCTIONS}.items():
+        # The host first: a number that it refuses, such as a negative chance, may end a device's work.
         try:
-            alone = _called(operation, device, 1.0)
-            wanted = _backward(*alone)
-            first = _called(operation, device, 1.0)
-            second = _called(operation, device, -0.5)
-            found = _backward(*first)
-            _backward(*second)
+            _ = [_backward(*_called(operation, "cpu", factor)) for factor in (1.0, -0.5)]
+        except RuntimeError:
+            continue
+        try:
+            with blamed(accelerator, name):
+                alone = _called(operation, device, 1.0)
+                wanted = _backward(*alone)
+                first = _called(operation, device, 1.0)
+                second = _called(operation, device, -0.5)
+                found = _backward(*first)
+                _backward(*second)
         except NotImplementedError:
             lacking.add(name)
             continue
-        except RuntimeError:  # it has none, as other checks compare with the host
+        except RuntimeError:  # it has no gradients, as other checks compare with the host
             continue
         for ours, theirs in zip(found, wanted, strict=True):
             same = ours.shape == theirs.shape and torch.allclose(

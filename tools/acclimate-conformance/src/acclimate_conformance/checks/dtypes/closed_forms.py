@@ -889,9 +889,9 @@ _MODES = (
     "donot_use_mm_for_euclid_dist",
 )
 _SMALL = [1e-4, -1e-6, 1e-9, -1e-12, 1e-20, 1e-30]
-_FAR = [30000, 30001, 30002, 30005]
+_FAR = [8000, 8001, 8002, 8005]
 """Numbers whose squares float32 does not hold: a variance is no difference of sums of them."""
-_FAR_NORMALISED = [(number - 30002) / math.sqrt(3.5 + 0.5) for number in _FAR]
+_FAR_NORMALISED = [(number - 8002) / math.sqrt(3.5 + 0.5) for number in _FAR]
 _NEARLY_ITSELF: dict[str, Callable[[float], float]] = {
     "log1p": math.log1p, "expm1": math.expm1, "sin": math.sin, "tan": math.tan, "asin": math.asin,
     "atan": math.atan, "sinh": math.sinh, "tanh": math.tanh, "asinh": math.asinh, "atanh": math.atanh,
@@ -965,7 +965,7 @@ SMALL_AND_LARGE: dict[str, Known] = {
             14 / 3,
             [[math.sqrt(14 / 3)]] * 3,
             [14 / 3] * 3,
-            [30002, -30002, 30002],
+            [8002, -8002, 8002],
             14 / 3,
             *[[_FAR_NORMALISED, [-n for n in _FAR_NORMALISED], _FAR_NORMALISED[::-1]]] * 4,
         ],

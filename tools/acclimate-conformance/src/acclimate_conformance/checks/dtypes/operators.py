@@ -43,6 +43,7 @@ from acclimate_conformance.checks.dtypes.operations import (
 )
 from acclimate_conformance.checks.dtypes.references import nearest
 from acclimate_conformance.checks.dtypes.sampled.comparing import is_refusal
+from acclimate_conformance.checks.target import blamed
 
 _OF_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -195,7 +196,12 @@ def _compare_all(
             for table in tables:
                 for name, operation in table.items():
                     what = f"{name} in {short(dtype)}"
-                    _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, by_element, lacking)  # type: ignore[misc]
+
+                    def run(to: Place, operation: Operation = operation, dtype: torch.dtype = dtype) -> Any:
+                        return operation(to, dtype)
+
+                    with blamed(accelerator, what):
+                        _compare(run, place, what, by_element, lacking)
     return note_of_lacks(lacking)
 
 

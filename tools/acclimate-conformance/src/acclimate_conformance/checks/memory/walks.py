@@ -283,7 +283,9 @@ class _Memory(Walk):
             tensor.data = other.tensors[0]
         else:
             tensor.set_(other.tensors[0].detach())  # type: ignore[call-overload]
-        other.tensors.append(one.tensors.pop())
+        # It may be there twice: contiguous() and torch.as_tensor() return the tensor that they are given.
+        other.tensors += [t for t in one.tensors if t is tensor]
+        one.tensors[:] = [t for t in one.tensors if t is not tensor]
         if not one.tensors:
             self.held.remove(one)
             self.accelerator.synchronize(one.index)

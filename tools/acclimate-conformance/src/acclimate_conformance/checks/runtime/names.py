@@ -140,6 +140,14 @@ def _note_contexts(
     accelerator.set_device(here)
 
 
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two objects are one stream: torch's own class and a vendor's need not be equal by ``==``."""
+    if one == other:
+        return True
+    ours, theirs = ((s.device, s.stream_id) if hasattr(s, "stream_id") else s for s in (one, other))
+    return bool(ours == theirs)
+
+
 def _note_streams(accelerator: Accelerator, where: str, module: Any, there: int, noted: _Noted) -> None:
     if issubclass(accelerator.Stream, HostStream):
         return
@@ -147,14 +155,16 @@ def _note_streams(accelerator: Accelerator, where: str, module: Any, there: int,
         with accelerator.device(there):
             side = accelerator.Stream()
             with accelerator.stream(side):
-                noted(current() == side, f"{where}.{name}() within stream(s) is not s")
-                noted(current(there) == side, f"{where}.{name}({there}) within stream(s) is not s")
-            noted(current() == accelerator.current_stream(), f"{where}.{name}() is not current_stream()")
+                noted(_is_same(current(), side), f"{where}.{name}() within stream(s) is not s")
+                noted(_is_same(current(there), side), f"{where}.{name}({there}) within stream(s) is not s")
+            same = _is_same(current(), accelerator.current_stream())
+            noted(same, f"{where}.{name}() is not current_stream()")
     for name, setter in _functions(module, "set_stream", given=(accelerator.current_stream(),)).items():
         with accelerator.device(there):
             before, side = accelerator.current_stream(), accelerator.Stream()
             setter(side)
-            noted(accelerator.current_stream() == side, f"{where}.{name}(s) does not make s current")
+            same = _is_same(accelerator.current_stream(), side)
+            noted(same, f"{where}.{name}(s) does not make s current")
             setter(before)
 
 

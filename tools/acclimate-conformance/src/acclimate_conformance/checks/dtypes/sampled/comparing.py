@@ -18,6 +18,7 @@ from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.references import nearest
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
+from acclimate_conformance.checks.target import LOST, still_computes
 
 Run = Callable[[Place], Any]
 """A call, which puts its inputs at a place; returns tensors and other values, in any structure."""
@@ -75,6 +76,8 @@ class Findings:
     compared: int = 0
     usable: bool = True
     """Whether the device still computes: a fault in a kernel may end that until the process ends."""
+    remark: str = ""
+    """What else the reader should know."""
 
     def __post_init__(self) -> None:
         self.device = self.accelerator.current_device_name()
@@ -86,9 +89,11 @@ class Findings:
 
     def compare(
         self, name: str, what: str, run: Run, here: Place | None = None, there: Place | None = None,
-        near: Callable[[Any, Any], str] | None = None,
+        near: Callable[[Any, Any], str] | None = None, may_be_refused: bool = False,
     ) -> None:  # fmt: skip
         """Notes how a call on the device differs from the same call on the host, if it does.
+
+        What the host refuses is not asked of the device: a number that it refuses may end its work.
 
         Args:
             name: the operator.
@@ -97,6 +102,7 @@ class Findings:
             here: where the host's inputs are.
             there: where the device's inputs are.
             near: says how a result differs from the host's; if ``None``, :func:`difference`.
+            may_be_refused: whether the device may raise an error, unlike the host.
         """
         if (
             not self.usable
@@ -108,8 +114,10 @@ class Findings:
         wanted, refused_here = attempt(run, here)
         if refused_here is not None:
             return
-        found, refused = attempt(lambda place: self._completed(run(place)), there)
+        found, refused = self.called(what, run, there)
         if refused is not None:
+            if may_be_refused or not self.usable:
+                return
             if "to be on cpu" in str(refused):  # an argument that may only be on the host
                 return
             absent = lacking(self.accelerator, refused)
@@ -120,7 +128,6 @@ class Findings:
                 self.lacking[name] = describe(refused)
                 return
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
-            self.usable = attempt(lambda place: torch.ones(2, device=place.device).cpu(), there)[1] is None
             return
         by_element = near is not None
         if near is None:
@@ -140,16 +147,29 @@ class Findings:
             self.broken.append(f"{what}: {reason}")
         self.compared += 1
 
-    def _completed(self, result: Any) -> Any:
-        """The same result, once the device has computed it: a kernel's fault shows at the next wait only."""
-        self.accelerator.synchronize()
-        return result
+    def called(self, what: str, run: Run, there: Place | None = None) -> tuple[Any, Exception | None]:
+        """The result of a call on the device, or its error; a fault that lasts is noted.
+
+        The host waits for the result: a fault in a kernel shows only then, and would be another call's later.
+        """
+
+        def completed(place: Place) -> Any:
+            result = run(place)
+            self.accelerator.synchronize()
+            return result
+
+        result, refused = attempt(completed, there or Place(self.device))
+        if refused is not None and not still_computes(self.accelerator):
+            self.usable = False
+            self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}, {LOST}")
+        return result, refused
 
     def note(self) -> str:
         """What the device lacks, as a note."""
         names = [*sorted(self.dtypes), *sorted(self.lacking)]
         more = f" and {len(names) - 12} others" if len(names) > 12 else ""
-        return f"it has no {', '.join(names[:12])}{more}" if names else ""
+        lacks = f"it has no {', '.join(names[:12])}{more}" if names else ""
+        return "; ".join(filter(None, (lacks, self.remark)))
 
 
 def attempt(run: Run, place: Place) -> tuple[Any, Exception | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
-from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt, twice_as_far
+from acclimate_conformance.checks.dtypes.sampled.comparing import OF_PRODUCTS, Findings, attempt, difference
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import name_of, operators, promised_part
 
@@ -410,8 +411,18 @@ _MOVE = (
 )
 """Operators that move or add up elements of any dtype, as many bytes at once as a device can."""
 _MOVED = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128)
-_ROUND_EACH_STEP = ("torch.cumprod",)
-"""Operators that may round to 16 bits after each of many steps, as torch's kernel for CUDA does."""
+_ROUND_EACH_STEP = ("torch.cumprod", "torch.cumsum")
+"""Operators that may round to 16 bits after each of many steps, as torch's kernels for CUDA do."""
+
+
+def _after_steps(steps: int) -> Callable[[Any, Any], str]:
+    """How results differ that were rounded after each step: the errors add up as a walk at random does."""
+    allowed = {
+        dtype: max(2 * least, 2 * torch.finfo(dtype).eps * math.sqrt(steps))
+        for dtype, least in OF_PRODUCTS.items()
+        if not dtype.is_complex
+    }
+    return lambda found, wanted: difference(found, wanted, allowed)
 
 
 def operators_of_any_length(accelerator: Accelerator, found: Findings) -> None:
@@ -431,7 +442,13 @@ def operators_of_any_length(accelerator: Accelerator, found: Findings) -> None:
 
 def _compare_moved(found: Findings, name: str, dtype: torch.dtype) -> None:
     """Compares an operator in a dtype that a device may lack."""
-    if attempt(lambda place: SIZED[name](Given(place, dtype, False), 3), Place(found.device))[1] is not None:
+
+    def short_one(place: Place) -> Any:
+        return SIZED[name](Given(place, dtype, False), 3)
+
+    if attempt(short_one, Place(HOST))[1] is not None:
+        return
+    if found.called(f"{name}, of length 3 in {short(dtype)}", short_one)[1] is not None:
         return
     for length in (1, 7, 17, 129, 1003, _LARGE):
         _compare(found, name, f"{name}, of length {length}", SIZED[name], length, dtype)
@@ -445,10 +462,9 @@ def _compare(found: Findings, name: str, what: str, function: Sized, length: int
         result = function(given, length)
         return [result, _gradients(result, given.leaves) if trains else []]
 
-    if name in _MAY_BE_REFUSED and attempt(run, Place(found.device))[1] is not None:
-        return
-    near = twice_as_far if name in _ROUND_EACH_STEP and dtype.itemsize == 2 else None
-    found.compare(name, f"{what} in {short(dtype)}", run, near=near)
+    rounds = name in _ROUND_EACH_STEP and dtype in (torch.bfloat16, torch.float16)
+    near = _after_steps(length) if rounds else None
+    found.compare(name, f"{what} in {short(dtype)}", run, near=near, may_be_refused=name in _MAY_BE_REFUSED)
 
 
 def _gradients(result: Any, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:

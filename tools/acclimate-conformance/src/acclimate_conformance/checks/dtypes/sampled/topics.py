@@ -377,6 +377,14 @@ def _computes_by_element(op: Any) -> bool:
     return isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo))
 
 
+def _as_precise_as(result: Any, out: Any) -> list[Any]:
+    """What was written into a wider dtype, in the dtype of the result, in which a device may compute it."""
+    return [
+        [there.dtype, there.to(given.dtype) if given.is_floating_point() else there]
+        for given, there in zip(tensors_in(result), tensors_in(out), strict=True)
+    ]
+
+
 def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterable[str]) -> None:
     with torch.no_grad():
         try:
@@ -412,7 +420,8 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
             before = [t.untyped_storage().data_ptr() for t in tensors_in(out)]
             returned = op(value, *args, **{**kwargs, "out": out})
             after = [t.untyped_storage().data_ptr() for t in tensors_in(out)]
-            return [out, shared(returned, [out]), kind == "of another size" or before == after]
+            seen = _as_precise_as(result, out) if kind == _WIDER else out
+            return [seen, shared(returned, [out]), kind == "of another size" or before == after]
 
         text = f"{name_of(op)}({sample}) into tensors given as out{kind and ' '}{kind}"
         found.compare(name_of(op), text, run)
@@ -492,8 +501,7 @@ def compare_if_taken(
     near: Callable[[Any, Any], str] | None = None,
 ) -> None:  # fmt: skip
     """Compares a call that a device may refuse, unlike the host."""
-    if attempt(run, Place(found.device))[1] is None:
-        found.compare(name_of(op), text, run, near=near)
+    found.compare(name_of(op), text, run, near=near, may_be_refused=True)
 
 
 def _compare_after_other_numbers(found: Findings, op: Any, samples: list[Sample]) -> None:
@@ -815,8 +823,8 @@ def _compare_complex_gradients(found: Findings, op: Any) -> None:
         for how in (_TRANSPOSED[0], *OF_COMPLEX) if number == 0 and not is_private(op) else ():
             layout = {**LAYOUTS, **OF_COMPLEX}[how]
             places = Place(HOST, layout), Place(found.device, layout)
-            if attempt(run, places[1])[1] is None:
-                found.compare(name_of(op), f"{text}, of tensors {how}", run, *places)
+            told = f"{text}, of tensors {how}"
+            found.compare(name_of(op), told, run, *places, may_be_refused=True)
         if not chooses_one(op):
             whole = _of_whole_numbers(sample)
             text = f"{text_of(op, whole, 'of whole numbers')}: its gradients"
