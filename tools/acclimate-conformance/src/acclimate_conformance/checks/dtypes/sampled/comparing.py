@@ -16,6 +16,7 @@ from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import shares_memory, short
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.references import nearest
+from acclimate_conformance.checks.innermost import FirstDifference
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
 
@@ -137,8 +138,15 @@ class Findings:
         else:
             reason = ""
         if reason:
-            self.broken.append(f"{what}: {reason}")
+            self.broken.append(f"{what}: {reason}{self._innermost(run, there)}")
         self.compared += 1
+
+    def _innermost(self, run: Run, there: Place) -> str:
+        """Which of the operators that a call calls is wrong, as text, if one is wrong by itself."""
+        mode = FirstDifference(self.accelerator.device_type)
+        with mode:
+            attempt(run, there)
+        return f"; the operator {mode.name} differs" if mode.name else ""
 
     def _completed(self, result: Any) -> Any:
         """The same result, once the device has computed it: a kernel's fault shows at the next wait only."""
