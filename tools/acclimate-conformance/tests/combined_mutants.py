@@ -1,4 +1,4 @@
-"""Faults planted where features meet: graphs and data, checkpoints and compilers, arrays and pinned memory."""
+"""Faults planted where features meet: graphs and data, compilers and checkpoints, arrays and pinning."""
 
 # ruff: noqa: RUF012
 
@@ -37,6 +37,25 @@ class CompiledCheckpointsDrawAnew(_Patched):
 
     def patch(self) -> None:
         self.put(compiling, "_has_checkpoints", lambda theirs: lambda graph: False)
+
+
+class CompiledFunctionsKnowNoAutocast(_Patched):
+    """A compiled function computes as if autocast were off."""
+
+    def patch(self) -> None:
+        def compiled(theirs: Any) -> Any:
+            def call(graph: Any, inputs: Any, **options: Any) -> Any:
+                forward = theirs(graph, inputs, **options)
+
+                def run(*args: Any) -> Any:
+                    with torch.autocast("sim", enabled=False):
+                        return forward(*args)
+
+                return run
+
+            return call
+
+        self.put(compiling, "run_as_it_is", compiled)
 
 
 class PinnedMemoryIsItsFirstByte(SimAccelerator):
@@ -117,6 +136,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         DataOfCapturesChanges: "graphs/what_a_capture_makes_is_made_anew",
         CompiledCheckpointsDrawAnew: "runtime/checkpoints_draw_again",
+        CompiledFunctionsKnowNoAutocast: "runtime/compiled_functions_follow_their_surroundings",
         PinnedMemoryIsItsFirstByte: "pinning/pinned_memory_is_seen_otherwise",
         PlacesOf31Bits: "dtypes/places_beyond_31_bits",
         NumbersOfTheHostBeginTheirStorage: "runtime/features_meet",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from acclimate_conformance.checks.programs import Program, difference
-from acclimate_conformance.checks.runtime import foreign, functions, modules, transformed
+from acclimate_conformance.checks.runtime import combined, foreign, functions, modules, transformed
 
 PROGRAMS: dict[str, Program] = {
     **functions._PROGRAMS, **modules._MODULES, **modules._OPTIMIZERS, **modules._DATA, **foreign._PROGRAMS,
-    **transformed._PROGRAMS,
+    **transformed._PROGRAMS, **combined._PROGRAMS,
 }  # fmt: skip
 
 

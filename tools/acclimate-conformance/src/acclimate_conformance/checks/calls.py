@@ -224,7 +224,7 @@ def where_to_mend(
         if _distance(accelerator, name) == _DEFAULT:
             called = [inner for inner in calls.within((name,)) if _distance(accelerator, inner) == 0]
             for delegate in dict.fromkeys((*_delegates((name,)), *called)):
-                if delegate in theirs:
+                if delegate in theirs and (delegate in observes or not _CLAIM.match(delegate)):
                     weights[delegate] += weights[name]
     # A property that a vendor overrides gives an object with the vendor's code, such as amp with GradScaler.
     has_own_part = any(_is_own_property(accelerator, name) for name in observes)

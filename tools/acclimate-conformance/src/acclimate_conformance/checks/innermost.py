@@ -1,8 +1,8 @@
 """Finds the operator at which a program on a device first differs from the host.
 
-A layer, a gradient or a scaler calls many operators, and what it gives says little about which of them is wrong.
-Here each operator that reaches the device is repeated on the host, on copies of the very same inputs. The first
-one that gives something else is at fault, whatever is built on it.
+A layer, a gradient or a scaler calls many operators, and what it gives says little about which of them is
+wrong. Here each operator that reaches the device is repeated on the host, on copies of the very same inputs.
+The first one that gives something else is at fault, whatever is built on it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _COMPOSED = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
 """Torch's own kernels that call other operators, for devices without one of their own."""
-_NUMBER = "Cast error details"
-"""How torch refuses a number in place of a tensor, which its own kernels pass on."""
+_ELSEWHERE = "on the same device"
+"""How torch refuses tensors of several devices."""
 
 
 class FirstDifference(TorchDispatchMode):
@@ -76,8 +76,8 @@ class FirstDifference(TorchDispatchMode):
                 try:
                     with self:
                         return func._op_dk(key, *args, **kwargs)
-                except RuntimeError as error:
-                    if _NUMBER not in str(error):
+                except Exception:  # it may hand on numbers in a form that only C++ takes
+                    if self.found:
                         raise
                 finally:
                     self._open.pop()
@@ -88,10 +88,11 @@ class FirstDifference(TorchDispatchMode):
         wanted, refused = _result(func, *there)
         try:
             result = func(*args, **kwargs)
-        except Exception as error:
-            if refused is None and not isinstance(error, NotImplementedError):
-                self.found = _name_of(func)
-            raise
+        except RuntimeError as error:
+            # Under a mode, torch hands on tensors of the host that its own code means to be on the device.
+            if refused is not None or _ELSEWHERE not in str(error):
+                raise
+            result = func(*tree_map(self._moved, args), **tree_map(self._moved, kwargs))
         if refused is None:
             self.compared += 1
             self._compare(_name_of(func), (result, args, kwargs), (wanted, *there))
@@ -135,6 +136,9 @@ class FirstDifference(TorchDispatchMode):
             return torch._neg_view(made) if value.is_neg() else made
 
         return tree_map(copied, given)
+
+    def _moved(self, value: Any) -> Any:
+        return value.to(self._type) if isinstance(value, torch.Tensor) else value
 
     def _compare(self, name: str, found: Any, wanted: Any) -> None:
         """Notes the name if a result, or an argument that was changed, differs."""

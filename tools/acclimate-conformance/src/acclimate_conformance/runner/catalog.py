@@ -23,12 +23,15 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
         "views", "known", "formulas", "repeats", "calls_apart", "autograd", "mixed", "scaling",
         "sampled.checks", "far_places",
     ),
-    "graphs": ("replays", "captures", "kinds", "made_within", "numbers", "surroundings", "bounds", "modes", "walks"),
+    "graphs": (
+        "replays", "captures", "kinds", "made_within", "numbers", "surroundings", "bounds", "modes", "walks",
+    ),
     "pinning": ("contents", "shapes", "parts", "seen_otherwise"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
     "runtime": (
-        "marks", "compiling", "recomputing", "results", "types", "side_effects", "saved", "tensors", "storages", "functions",
-        "modules", "foreign", "transformed", "combined", "fakes", "names", "several", "walks",
+        "marks", "compiling", "recomputing", "following", "results", "types", "side_effects", "saved",
+        "tensors", "storages", "functions", "modules", "foreign", "transformed", "combined", "fakes", "names",
+        "several", "walks",
     ),
     "communication": ("collectives",),
 }  # fmt: skip

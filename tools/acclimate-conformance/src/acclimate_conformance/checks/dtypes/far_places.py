@@ -33,18 +33,26 @@ _READS: dict[str, _Read] = {
         for n in i.tolist()
     ]),
 }  # fmt: skip
+
+
+def _pairs(places: torch.Tensor, values: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    return list(zip(places.tolist(), values, strict=True))
+
+
 _WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
     "index_put_": lambda x, i, v: x.index_put_((i,), v),
-    "index_put_(accumulate=True)": lambda x, i, v: x.index_fill_(0, i, 0).index_put_((i,), v, accumulate=True),
+    "index_put_(accumulate=True)": lambda x, i, v: x.index_fill_(0, i, 0).index_put_(
+        (i,), v, accumulate=True
+    ),
     "index_copy_": lambda x, i, v: x.index_copy_(0, i, v),
     "index_add_": lambda x, i, v: x.index_fill_(0, i, 0).index_add_(0, i, v),
     "scatter_": lambda x, i, v: x.scatter_(0, i, v),
     "scatter_add_": lambda x, i, v: x.index_fill_(0, i, 0).scatter_add_(0, i, v),
     "put_": lambda x, i, v: x.put_(i, v),
-    "copy_ from the host": lambda x, i, v: [x[n : n + 1].copy_(w.cpu()) for n, w in zip(i.tolist(), v)],
-    "a slice in place": lambda x, i, v: [x[n : n + 1].fill_(1).mul_(w) for n, w in zip(i.tolist(), v)],
-    "a number that is assigned": lambda x, i, v: [x.__setitem__(n, w) for n, w in zip(i.tolist(), v)],
-    "out": lambda x, i, v: [torch.mul(w, 1, out=x[n]) for n, w in zip(i.tolist(), v)],
+    "copy_ from the host": lambda x, i, v: [x[n : n + 1].copy_(w.cpu()) for n, w in _pairs(i, v)],
+    "a slice in place": lambda x, i, v: [x[n : n + 1].fill_(1).mul_(w) for n, w in _pairs(i, v)],
+    "a number that is assigned": lambda x, i, v: [x.__setitem__(n, w) for n, w in _pairs(i, v)],
+    "out": lambda x, i, v: [torch.mul(w, 1, out=x[n]) for n, w in _pairs(i, v)],
 }
 
 

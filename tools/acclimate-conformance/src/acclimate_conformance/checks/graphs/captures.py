@@ -49,7 +49,8 @@ def graphs_are_independent(accelerator: Accelerator) -> None:
         expected_shared = expected_shared * 2 + number + 1
         found, wanted = results[number].cpu(), torch.full((16,), turn * 10 + expected_shared)
         require(
-            equal(found, wanted), f"replay_graph(), call {turn + 1} of several graphs, gives {found[0]}, not {wanted[0]}"
+            equal(found, wanted),
+            f"replay_graph(), call {turn + 1} of several graphs, gives {found[0]}, not {wanted[0]}",
         )
     kept = results[1].cpu().clone()
     graphs[0].reset()
@@ -148,7 +149,10 @@ def capture_ends_after_an_error(accelerator: Accelerator) -> None:
     if isinstance(failed, RecordedGraph):  # a driver keeps what was captured before the error
         with refused("replaying a graph whose capture failed", GraphCaptureError):
             accelerator.replay_graph(failed)
-    require(accelerator.is_current_stream_capturing() is False, "capture_to_graph() is not ended by an error within it")
+    require(
+        accelerator.is_current_stream_capturing() is False,
+        "capture_to_graph() is not ended by an error within it",
+    )
     require(
         accelerator.current_stream() == accelerator.default_stream(),
         "after an error within capture_to_graph() another stream is current",
@@ -224,7 +228,10 @@ def capture_options(accelerator: Accelerator) -> None:
     before = accelerator.current_stream()
     with accelerator.capture_to_graph(first, stream=stream):
         tripled = ones * 3
-    require(accelerator.current_stream() == before, "after capture_to_graph() on a stream that stream stays current")
+    require(
+        accelerator.current_stream() == before,
+        "after capture_to_graph() on a stream that stream stays current",
+    )
     pool: Any = getattr(first, "pool", lambda: None)()
     with accelerator.capture_to_graph(second, pool=pool):
         fourfold = ones * 4

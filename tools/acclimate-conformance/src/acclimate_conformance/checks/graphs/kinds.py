@@ -72,7 +72,10 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
         accelerator.synchronize()
         wanted = work({what: tensor.detach().cpu() for what, tensor in given.items()})
         for what, expected in wanted.items():
-            require(equal(results[what], expected), f"after call {turn} of replay_graph(), {what} does not follow its inputs")
+            require(
+                equal(results[what], expected),
+                f"after call {turn} of replay_graph(), {what} does not follow its inputs",
+            )
 
 
 @check(

@@ -53,7 +53,7 @@ _CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
     "a change of its first row": lambda t: t[0].fill_(1),
     "a change of a transposed view": lambda t: t.t()[:1].zero_(),
     "out": lambda t: torch.sub(t, t, out=t) if t.dtype != torch.bool else torch.logical_or(t, t, out=t),
-    "an addition to a list": lambda t: torch._foreach_add_([t], 1) if t.dtype != torch.bool else t.fill_(True),
+    "an addition to a list": lambda t: torch._foreach_add_([t], 1) if t.dtype != torch.bool else t.fill_(1),
     "an indexed assignment": lambda t: t.__setitem__((slice(None), 0), 1),
     "a change of all of its storage": lambda t: t.view(-1)[:2].zero_() if t.is_contiguous() else t.zero_(),
 }
@@ -62,7 +62,7 @@ _REPLAYS = 3
 
 @check(
     "replay_graph", "capture_to_graph",
-    promise="What a capture makes and changes in place is made anew by each replay, of data or of numbers, on "
+    promise="What a capture makes and changes in place is made anew by each replay, of data or numbers, on "
     "the device or on the host.",
     once=True,
 )  # fmt: skip
@@ -112,7 +112,8 @@ def _require_repeats(
         for ours, theirs, kind in zip(found, wanted, ("it", "what is made of it"), strict=True):
             require(
                 torch.equal(ours, theirs),
-                f"after call {turn} of replay_graph(), of {what} changed by {' and '.join(n for n, _ in changes)}, "
-                f"{kind} is {ours.flatten()[:6].tolist()}, not {theirs.flatten()[:6].tolist()}",
+                f"after call {turn} of replay_graph(), of {what} changed by "
+                f"{' and '.join(name for name, _ in changes)}, {kind} is "
+                f"{ours.flatten()[:6].tolist()}, not {theirs.flatten()[:6].tolist()}",
             )
         found[0].zero_()  # what the program does with a result is no part of the graph

@@ -29,6 +29,14 @@ def _at_address(x: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * (5 * x.element_size())).from_address(first), dtype=x.dtype)
 
 
+def _saved(x: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(x[10:], file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file)
+    return loaded
+
+
 _SAME_MEMORY: dict[str, _View] = {
     "an array": lambda x: torch.from_numpy(_array(x)),
     "the end of an array": lambda x: torch.from_numpy(_array(x)[10:]),
@@ -44,9 +52,9 @@ _SAME_MEMORY: dict[str, _View] = {
     "its address": _at_address,
     "a view": lambda x: x[9:].view(-1),
     "a part in another dtype": lambda x: x[9:].view(torch.uint8),
-    "as_strided": lambda x: x.as_strided((50, 3), (3, 1), 77),
+    "as_strided": lambda x: x.as_strided((50, 3), (3, 1), x.storage_offset() + 77),
     "a tensor of its storage": lambda x: torch.empty(0, dtype=x.dtype).set_(
-        x.untyped_storage(), 50, (9,), (2,)
+        x.untyped_storage(), x.storage_offset() + 50, (9,), (2,)
     ),
     "detach() of a split": lambda x: x.split(1000)[2].detach(),
     "unfolded": lambda x: x.unfold(0, 4, 2)[5:],
@@ -56,26 +64,18 @@ _OTHER_MEMORY: dict[str, _View] = {
     "a copied array": lambda x: torch.from_numpy(_array(x)[10:].copy()),
     "torch.tensor(array)": lambda x: torch.tensor(_array(x)[10:]),
     "clone() of the end of an array": lambda x: torch.from_numpy(_array(x)[10:]).clone(),
-    "copy.deepcopy": lambda x: copy.deepcopy(x),
+    "copy.deepcopy": copy.deepcopy,
     "pickle": lambda x: pickle.loads(pickle.dumps(x[10:])),
-    "torch.save and torch.load": lambda x: _saved(x),
+    "torch.save and torch.load": _saved,
     "contiguous() of a strided part": lambda x: x[::2].contiguous(),
     "to(dtype)": lambda x: x.to(torch.float64),
 }
 
 
-def _saved(x: torch.Tensor) -> torch.Tensor:
-    file = io.BytesIO()
-    torch.save(x[10:], file)
-    file.seek(0)
-    loaded: torch.Tensor = torch.load(file)
-    return loaded
-
-
 @check(
     "is_pinned", "pin_memory", "pin_empty", "synchronize",
-    promise="Any part of pinned memory is pinned, however it is seen, through arrays too; copies of it in other "
-    "memory are not.",
+    promise="Any part of pinned memory is pinned, however it is seen, through arrays too; copies of it in "
+    "other memory are not.",
 )  # fmt: skip
 def pinned_memory_is_seen_otherwise(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -93,7 +93,8 @@ def pinned_memory_is_seen_otherwise(accelerator: Accelerator) -> None:
             told, elsewhere = accelerator.is_pinned(seen), in_thread(lambda t=seen: accelerator.is_pinned(t))  # type: ignore[misc]
             require(
                 told == elsewhere == locks,
-                f"is_pinned() is {told}, and {elsewhere} in another thread, for memory of {how}() seen as {what}",
+                f"is_pinned() is {told}, and {elsewhere} in another thread, for memory of {how}() seen as "
+                f"{what}",
             )
             there = seen.to(device, non_blocking=True)
             accelerator.synchronize()

@@ -1,4 +1,4 @@
-"""Checks of programs that put together what others look at alone: default devices, numbers of the host, lists.
+"""Checks of programs in which features meet: default devices, numbers of the host, lists of tensors.
 
 What users meet is often two features at once: a device that is the default while a model is made, a number of
 the host beside a tensor, many tensors of unequal sizes in one call, a class of tensors of their own.

@@ -16,9 +16,9 @@ from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import shares_memory, short
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.references import nearest
-from acclimate_conformance.checks.innermost import FirstDifference
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
+from acclimate_conformance.checks.innermost import FirstDifference
 
 Run = Callable[[Place], Any]
 """A call, which puts its inputs at a place; returns tensors and other values, in any structure."""
