@@ -39,6 +39,11 @@ def _pairs(places: torch.Tensor, values: torch.Tensor) -> list[tuple[int, torch.
     return list(zip(places.tolist(), values, strict=True))
 
 
+def _assign(x: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+    for place, value in _pairs(places, values):
+        x[place] = value
+
+
 _WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
     "index_put_": lambda x, i, v: x.index_put_((i,), v),
     "index_put_(accumulate=True)": lambda x, i, v: x.index_fill_(0, i, 0).index_put_(
@@ -51,7 +56,7 @@ _WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]
     "put_": lambda x, i, v: x.put_(i, v),
     "copy_ from the host": lambda x, i, v: [x[n : n + 1].copy_(w.cpu()) for n, w in _pairs(i, v)],
     "a slice in place": lambda x, i, v: [x[n : n + 1].fill_(1).mul_(w) for n, w in _pairs(i, v)],
-    "a number that is assigned": lambda x, i, v: [x.__setitem__(n, w) for n, w in _pairs(i, v)],
+    "a number that is assigned": _assign,
     "out": lambda x, i, v: [torch.mul(w, 1, out=x[n]) for n, w in _pairs(i, v)],
 }
 
@@ -89,5 +94,8 @@ def places_beyond_31_bits(accelerator: Accelerator) -> None:
                 told = f"{what} of {length} elements of {str(dtype).removeprefix('torch.')}"
                 noted(torch.equal(found, values), f"{told} gives {found.tolist()}, not {values.tolist()}")
             steps = x[length - 1 - 2 * half // 2 :: half].cpu()
-            noted(len(steps) == 2 and steps[1] == values[-1], f"a slice with a step of {half} gives {steps}")
+            noted(
+                len(steps) == 2 and bool(steps[1] == values[-1]),
+                f"a slice with a step of {half} gives {steps}",
+            )
             del x

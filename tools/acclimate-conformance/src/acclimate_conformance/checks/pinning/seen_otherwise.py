@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import equal, in_thread, require
@@ -46,8 +47,8 @@ _SAME_MEMORY: dict[str, _View] = {
     "a transposed array": lambda x: torch.from_numpy(_array(x).reshape(64, 64)[8:].T),
     "the bytes of an array": lambda x: torch.from_numpy(_array(x)[100:].view("uint8")),
     "asarray of an array": lambda x: torch.asarray(_array(x)[33:]),
-    "DLPack of an array": lambda x: torch.from_dlpack(_array(x)[17:]),
-    "DLPack of a part": lambda x: torch.from_dlpack(x[29:]),
+    "DLPack of an array": lambda x: from_dlpack(_array(x)[17:]),
+    "DLPack of a part": lambda x: from_dlpack(x[29:]),
     "frombuffer": lambda x: torch.frombuffer(memoryview(_array(x)), dtype=x.dtype, offset=400),
     "its address": _at_address,
     "a view": lambda x: x[9:].view(-1),

@@ -222,7 +222,7 @@ def _moved_only(place: str) -> Any:
 # -- models that are loaded and made otherwise --------------------------------------------------------
 
 
-def _model(place: str) -> nn.Module:
+def _model(place: str) -> nn.Sequential:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -235,7 +235,7 @@ def _loaded_otherwise(place: str) -> Any:
     file = io.BytesIO()
     torch.save(_model(place).state_dict(), file)
     x = there(place, 3, 4)
-    made = []
+    made: list[nn.Sequential] = []
     assigned = _model(place)
     file.seek(0)
     assigned.load_state_dict(torch.load(file, map_location=place), assign=True)
@@ -259,7 +259,7 @@ def _loaded_otherwise(place: str) -> Any:
         loss.backward()
         told.append([loss, [p.grad for p in model.parameters()], list(model.buffers())])
         told.append(sorted({str(t.device) for t in model.state_dict().values()}))
-    parameter = made[0][0].weight
+    parameter: Any = made[0][0].weight
     twin = copy.deepcopy(parameter)
     told += [twin.grad is not None and torch.equal(twin.grad, parameter.grad), twin.is_leaf]
     swapped, other = torch.ones(3, device=place), torch.zeros(2, device=place)
@@ -268,7 +268,11 @@ def _loaded_otherwise(place: str) -> Any:
     stateless: Any = torch.func.functional_call(made[1], dict(made[0].state_dict()), (x,))
     ensemble, buffers = torch.func.stack_module_state([_model(place).eval(), _model(place).eval()])
     base = _model(place).eval()
-    of_both: Any = torch.func.vmap(lambda p, b: torch.func.functional_call(base, (p, b), (x,)))
+
+    def called(parameters: dict[str, torch.Tensor], its_buffers: dict[str, torch.Tensor]) -> Any:
+        return torch.func.functional_call(base, (parameters, its_buffers), (x,))
+
+    of_both: Any = torch.func.vmap(called)
     return [*told, stateless, of_both(ensemble, buffers)]
 
 
@@ -283,7 +287,7 @@ class _Tagged(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _Tagged.calls += 1
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def _of_another_class(place: str) -> Any:

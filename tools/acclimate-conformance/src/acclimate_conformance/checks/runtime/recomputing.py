@@ -30,11 +30,11 @@ def _bernoulli(x: torch.Tensor) -> torch.Tensor:
 
 
 def _kept(block: _Function) -> _Function:
-    return lambda x: checkpoint(block, x, use_reentrant=False)  # type: ignore[no-any-return]
+    return lambda x: checkpoint(block, x, use_reentrant=False)
 
 
 def _kept_with_reentry(block: _Function) -> _Function:
-    return lambda x: checkpoint(block, x, use_reentrant=True)  # type: ignore[no-any-return]
+    return lambda x: checkpoint(block, x, use_reentrant=True)
 
 
 def _twice(block: _Function) -> _Function:
