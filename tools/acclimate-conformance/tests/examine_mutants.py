@@ -17,6 +17,7 @@ from acclimate.selection import use_accelerator
 from acclimate_conformance.checks.check import Check
 from acclimate_conformance.checks.target import load
 from acclimate_conformance.runner.catalog import checks
+from acclimate_conformance.runner.causes import ranked
 from acclimate_conformance.runner.examine import examine
 
 
@@ -61,6 +62,7 @@ def one(accelerator_class: type[Accelerator], check: str, examined: Check) -> di
         "sound": False,
         "outcome": result.outcome,
         "reason": result.reason,
+        "change": next(iter(ranked([result])[0].changes), ""),
     }
 
 

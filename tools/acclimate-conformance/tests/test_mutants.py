@@ -60,6 +60,8 @@ LONG = {
     "StreamsKeepTheProcess", "CapturesEndTheProcess", "PinnedMemoryHidesSignals", "RangesCloseTheDevice",
     "SentIntegersChange",
     "ReplaysOnOtherStreamsAreOne", "StreamsWaitAtHome", "SlicesAreLoadedAlone",
+    "CompiledCheckpointsDrawAnew", "CompiledFunctionsKnowNoAutocast", "NumbersOfTheHostBeginTheirStorage",
+    "DataOfCapturesChanges",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
@@ -69,6 +71,7 @@ EACH_LENGTH = pytest.mark.parametrize(
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
     ("program_mutants", ""), ("detail_mutants", ""), ("process_mutants", ""), ("walk_mutants", ""),
+    ("combined_mutants", ""),
     ("walk_mutants", "sync=check"),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
@@ -81,6 +84,7 @@ OF_THE_EMULATED_DEVICE = (
     "detail_mutants",
     "walk_mutants",
     "process_mutants",
+    "combined_mutants",
 )
 
 
@@ -148,6 +152,19 @@ def test_the_checks_find_the_faults_in_the_emulated_device(
     assert faults or are_long or module in ("walk_mutants", "process_mutants")
     for result in faults:
         require_found(result, result["name"])
+
+
+@EACH_LENGTH
+def test_the_report_names_what_is_at_fault(are_long: bool, examined: Examined) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    import combined_mutants  # needs the emulated accelerator
+
+    told = {result["name"]: result["change"] for result in examined(are_long, "")}
+    wanted = {name: at_fault for name, at_fault in combined_mutants.NAMED.items() if name in told}
+    assert wanted
+    for name, at_fault in wanted.items():
+        named = told[name].removeprefix("operators on sim: ")
+        assert named.startswith((f"{at_fault}:", f"{at_fault},", f"{at_fault} ")), f"{name}: {told[name]}"
 
 
 @EACH_LENGTH

@@ -181,7 +181,12 @@ def place_of(error: BaseException) -> str:
 
 
 def where_to_mend(
-    accelerator: Accelerator, check: Check, calls: Calls, reason: str, at_fault: Collection[str]
+    accelerator: Accelerator,
+    check: Check,
+    calls: Calls,
+    reason: str,
+    at_fault: Collection[str],
+    operator: str | None = None,
 ) -> dict[str, float]:
     """What may be at fault and where that is, as text, each with how much speaks for it in this check alone.
 
@@ -191,18 +196,24 @@ def where_to_mend(
         calls: the calls that the check made.
         reason: what it observed.
         at_fault: names that are certainly at fault.
+        operator: the first operator that differs from the host's; empty if each is right, ``None`` if that is
+            not known.
     """
     observes = check.observes
     used = dict.fromkeys((*calls.names, *_delegates((*observes, *calls.names))))
     about = dict.fromkeys((*observes, *_delegates(observes), *calls.within(observes)))
     own = [name for name in about if _distance(accelerator, name) == 0]
+    # Each method asks on its way what the device is; that is only at fault where it is looked at.
+    own = [name for name in own if name in observes or not _CLAIM.match(name)]
     theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
     named = [name for name in _CALL.findall(reason) if _implementer(accelerator, name)]
     # Without a call: names that are no words of English, such as IntTensor.
     named = named or [name for name in re.findall(r"\w+", reason) if name in observes and _is_no_word(name)]
+    told_of = {*observes, *named, *_delegates(named)}
+    is_alone = len(own) == 1 and (not named or own[0] in told_of)
     weights: dict[str, float] = {}
     for names, weight in (
-        (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (own if len(own) == 1 else (), 2.0),
+        (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (own if is_alone else (), 2.0),
         (() if named else observes, 0.5),
         ((n for n in observes if n in _WORKS_ELSEWHERE and not named), 0.5),
         (calls.suspected(), 0.4), (observes, 0.2), (theirs, 0.0),
@@ -213,13 +224,20 @@ def where_to_mend(
         if _distance(accelerator, name) == _DEFAULT:
             called = [inner for inner in calls.within((name,)) if _distance(accelerator, inner) == 0]
             for delegate in dict.fromkeys((*_delegates((name,)), *called)):
-                if delegate in theirs:
+                if delegate in theirs and (delegate in observes or not _CLAIM.match(delegate)):
                     weights[delegate] += weights[name]
     # A property that a vendor overrides gives an object with the vendor's code, such as amp with GradScaler.
     has_own_part = any(_is_own_property(accelerator, name) for name in observes)
+    wrong = reason.partition(" is off by")[0]
+    if operator:
+        return {f"operators on {accelerator.device_type}: {operator}, in {wrong}": _TOLD} | {
+            _owner(accelerator, name, reason): weight for name, weight in weights.items()
+        }
     if check.of and not named and not at_fault and not has_own_part:
-        wrong = reason.partition(" is off by")[0]
-        return {f"{check.of} on {accelerator.device_type}: {wrong}": 3.0} | {
+        # If each operator is right, what puts them together is not, such as a GradScaler.
+        is_composed = operator == "" and "amp" in observes
+        told = f"{check.of} on {accelerator.device_type}: {wrong}"
+        return {told: _COMPOSED if is_composed else _PROVEN} | {
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
         }
     elsewhere = (*_of_object(accelerator, reason), *_of_record(accelerator, reason))
@@ -228,8 +246,11 @@ def where_to_mend(
     }
 
 
+_CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
+"""The beginnings of names of methods that say what a device is."""
 _CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)\b(\w+)\(")
 """A call that a text names, but for methods of objects that the interface makes."""
+_PROVEN, _COMPOSED = 3.0, 0.3
 _TOLD = 4.0
 """How much it speaks for something outside of the interface that a text names it."""
 

@@ -21,14 +21,17 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "dtypes": (
         "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators",
         "views", "known", "formulas", "repeats", "calls_apart", "autograd", "mixed", "scaling",
-        "sampled.checks",
+        "sampled.checks", "far_places",
     ),
-    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings", "bounds", "modes", "walks"),
-    "pinning": ("contents", "shapes", "parts"),
+    "graphs": (
+        "replays", "captures", "kinds", "made_within", "numbers", "surroundings", "bounds", "modes", "walks",
+    ),
+    "pinning": ("contents", "shapes", "parts", "seen_otherwise"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
     "runtime": (
-        "marks", "compiling", "results", "types", "side_effects", "saved", "tensors", "storages", "functions",
-        "modules", "foreign", "transformed", "fakes", "names", "several", "walks",
+        "marks", "compiling", "recomputing", "following", "results", "types", "side_effects", "saved",
+        "tensors", "storages", "functions", "modules", "foreign", "transformed", "combined", "fakes", "names",
+        "several", "walks",
     ),
     "communication": ("collectives",),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import gc
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Literal
 
 from acclimate.errors import UnsupportedError
@@ -18,13 +18,15 @@ from acclimate_conformance.checks.assertions import (
     device_names,
     exactly,
     in_thread,
+    is_host,
     refused,
     require,
 )
 from acclimate_conformance.checks.calls import Calls, place_of, where_to_mend
 from acclimate_conformance.checks.check import Check
 from acclimate_conformance.checks.claims import false_claim, lacking
-from acclimate_conformance.checks.target import Subject
+from acclimate_conformance.checks.innermost import FirstDifference
+from acclimate_conformance.checks.target import Subject, still_computes
 from acclimate_conformance.result import Result
 
 
@@ -72,7 +74,10 @@ def examine(check: Check, subject: Subject) -> Result:
     if failed:
         # An unexpected change of state explains later observations.
         reason = "; then ".join(filter(None, (calls.disturbance, reason)))
-        changes = where_to_mend(subject.accelerator, check, calls, reason, at_fault)
+        is_quick = time.perf_counter() - start < check.timeout_s / _SLOWER
+        looks = check.of and is_quick and not calls.disturbance and still_computes(subject.accelerator)
+        operator = _operator_at_fault(check, subject, is_elsewhere=bool(where)) if looks else None
+        changes = where_to_mend(subject.accelerator, check, calls, reason, at_fault, operator)
     return Result(
         check=check.id,
         category=check.category,
@@ -104,7 +109,31 @@ def _earlier_objects_spared() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _observe_elsewhere(check: Check, subject: Subject, calls: Calls) -> None:
+_SLOWER = 12
+"""How much longer a check may take if each operator is repeated on the host."""
+
+
+def _operator_at_fault(check: Check, subject: Subject, *, is_elsewhere: bool) -> str | None:
+    """The first operator that differs from the host's when a check runs again.
+
+    Returns:
+        Its name; nothing if each is the host's, ``None`` if none could be looked at.
+    """
+    if is_host(subject.accelerator):
+        return None
+    mode = FirstDifference(subject.accelerator.device_type)
+    with suppress(Exception):  # the check fails again
+        if is_elsewhere:
+            _observe_elsewhere(check, subject, Calls(), mode)
+        else:
+            with subject.restored(), ambient.restored(subject.accelerator, lambda _: None), mode:
+                check.function(subject)
+    return mode.name or ("" if mode.compared and mode.is_complete else None)
+
+
+def _observe_elsewhere(
+    check: Check, subject: Subject, calls: Calls, mode: AbstractContextManager[object] | None = None
+) -> None:
     """Runs a check again in a new thread with the last device current.
 
     This finds faults that a first use, the main thread or device 0 hides.
@@ -117,6 +146,7 @@ def _observe_elsewhere(check: Check, subject: Subject, calls: Calls) -> None:
             suppress(NotOfferedError),
             subject.restored(),
             ambient.restored(subject.accelerator, calls.ended_with),
+            mode or nullcontext(),
         ):
             check.function(subject)
 

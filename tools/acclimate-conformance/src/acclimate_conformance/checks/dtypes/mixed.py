@@ -644,7 +644,8 @@ def scaler_by_its_arguments(accelerator: Accelerator) -> None:
         scales.append(scaler.get_scale())
     require(
         scales == [8.0, 32.0, 8.0],
-        f"a scale of 8 that is multiplied by 4 after two good steps and by 1/4 after an overflow is {scales}",
+        f"amp.GradScaler multiplies a scale of 8 by 4 after two good steps and by 1/4 after an overflow: "
+        f"{scales}",
     )
     restored = kind()
     restored.load_state_dict(scaler.state_dict())

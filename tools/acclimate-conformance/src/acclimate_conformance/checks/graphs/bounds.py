@@ -70,11 +70,15 @@ def every_kind_of_draw_is_repeated(accelerator: Accelerator) -> str | None:
             found = [replayed(), replayed(), draw().cpu()]
             if seeded:
                 for ours, theirs in zip(found, before, strict=True):
-                    require(equal(ours, theirs), f"a replay of {name} from the same seed gives other numbers")
+                    require(
+                        equal(ours, theirs),
+                        f"replay_graph() of {name} from the same seed gives other numbers",
+                    )
             before = found
         for first, second, what in ((0, 1, "a replay"), (1, 2, "a draw after a replay"), (0, 2, "a draw")):
             require(
-                not equal(found[first], found[second]), f"{what} of {name} gives numbers of a replay again"
+                not equal(found[first], found[second]),
+                f"{what} of {name} gives numbers of replay_graph() again",
             )
     return note_of_lacks(absent)
 

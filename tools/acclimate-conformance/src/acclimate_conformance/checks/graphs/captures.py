@@ -49,7 +49,8 @@ def graphs_are_independent(accelerator: Accelerator) -> None:
         expected_shared = expected_shared * 2 + number + 1
         found, wanted = results[number].cpu(), torch.full((16,), turn * 10 + expected_shared)
         require(
-            equal(found, wanted), f"replay {turn + 1} of several graphs gives {found[0]}, not {wanted[0]}"
+            equal(found, wanted),
+            f"replay_graph(), call {turn + 1} of several graphs, gives {found[0]}, not {wanted[0]}",
         )
     kept = results[1].cpu().clone()
     graphs[0].reset()
@@ -81,7 +82,7 @@ def replays_draw_new_numbers(accelerator: Accelerator) -> None:
     again = replayed()
     for what, one, two, three in zip(("dropout", "rand"), first, second, again, strict=True):
         require(not equal(one, two), f"replay_graph(), twice, of {what} gives the same numbers")
-        require(equal(one, three), f"a replay of {what} from the same seed gives other numbers")
+        require(equal(one, three), f"replay_graph() of {what} from the same seed gives other numbers")
     apart = (first[1] - second[1]).abs().mean()
     require(bool(apart > 0.1), "replay_graph(), twice, of rand gives nearly the same numbers")
 
@@ -130,7 +131,7 @@ def every_result_is_replayed(accelerator: Accelerator) -> None:
             )
         require(
             equal(history, torch.tensor([0.0, turn, 0.0])),
-            f"after {turn} replays a count kept in place is {history.tolist()}",
+            f"after {turn} calls of replay_graph() a count kept in place is {history.tolist()}",
         )
 
 
@@ -148,10 +149,13 @@ def capture_ends_after_an_error(accelerator: Accelerator) -> None:
     if isinstance(failed, RecordedGraph):  # a driver keeps what was captured before the error
         with refused("replaying a graph whose capture failed", GraphCaptureError):
             accelerator.replay_graph(failed)
-    require(accelerator.is_current_stream_capturing() is False, "an error within a capture does not end it")
+    require(
+        accelerator.is_current_stream_capturing() is False,
+        "capture_to_graph() is not ended by an error within it",
+    )
     require(
         accelerator.current_stream() == accelerator.default_stream(),
-        "after an error within a capture another stream is current",
+        "after an error within capture_to_graph() another stream is current",
     )
     graph = new_graph(accelerator)
     with accelerator.capture_to_graph(graph):
@@ -178,7 +182,7 @@ def second_capture_replaces(accelerator: Accelerator) -> None:
 
     with accelerator.capture_to_graph(graph):
         counts[0].add_(1)
-    require(replayed() == [1, 0, 0], f"a replay adds {replayed()} where 1, 0 and 0 were captured")
+    require(replayed() == [1, 0, 0], f"replay_graph() adds {replayed()} where 1, 0 and 0 were captured")
     if not isinstance(graph, RecordedGraph):  # a driver's must be reset first
         graph.reset()
     with accelerator.capture_to_graph(graph):
@@ -224,7 +228,10 @@ def capture_options(accelerator: Accelerator) -> None:
     before = accelerator.current_stream()
     with accelerator.capture_to_graph(first, stream=stream):
         tripled = ones * 3
-    require(accelerator.current_stream() == before, "after a capture on a stream that stream stays current")
+    require(
+        accelerator.current_stream() == before,
+        "after capture_to_graph() on a stream that stream stays current",
+    )
     pool: Any = getattr(first, "pool", lambda: None)()
     with accelerator.capture_to_graph(second, pool=pool):
         fourfold = ones * 4

@@ -72,7 +72,10 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
         accelerator.synchronize()
         wanted = work({what: tensor.detach().cpu() for what, tensor in given.items()})
         for what, expected in wanted.items():
-            require(equal(results[what], expected), f"after replay {turn}, {what} does not follow its inputs")
+            require(
+                equal(results[what], expected),
+                f"after call {turn} of replay_graph(), {what} does not follow its inputs",
+            )
 
 
 @check(
@@ -104,7 +107,7 @@ def every_kind_of_write_is_repeated(accelerator: Accelerator) -> None:
         for what, tensor in wanted.items():
             require(
                 torch.allclose(found[what].cpu(), tensor, rtol=1e-4, atol=1e-4),
-                f"replay {turn} of {what} gives {found[what].flatten()[:6].tolist()}, not "
+                f"replay_graph(), call {turn}, of {what} gives {found[what].flatten()[:6].tolist()}, not "
                 f"{tensor.flatten()[:6].tolist()}",
             )
 
@@ -243,7 +246,7 @@ def graphs_replay_in_any_thread(accelerator: Accelerator) -> None:
         run(replay)
         require(
             equal(tripled, torch.full((4,), 3 * value)),
-            "a replay in another thread than the capture's is wrong",
+            "replay_graph() in another thread than the capture's is wrong",
         )
 
 

@@ -38,7 +38,7 @@ def results_outlive_graphs(accelerator: Accelerator) -> None:
     later = [torch.full((_LENGTH,), -1.0, device=device) for _ in range(8)]
     require(
         equal(view, torch.full((_LENGTH - 1,), 7.0)) and len(later) == 8,
-        "a result of a graph changes once the graph is gone",
+        "a result of replay_graph() changes once the graph is gone",
     )
     first, doubled = captured(accelerator, lambda: given * 2)
     second, raised = captured(accelerator, lambda: doubled + 5)

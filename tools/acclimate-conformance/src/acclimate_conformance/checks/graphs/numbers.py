@@ -39,7 +39,9 @@ def small_tensors_are_read_again(accelerator: Accelerator) -> None:
         replay(accelerator, graph)
         wanted = work(rows, {key: tensor.detach().cpu() for key, tensor in seen.items()})
         for (kind, use), result, expected in zip(seen, results, wanted, strict=True):
-            require_close(result, expected, torch.float32, f"after replay {turn}, {kind} {use}")
+            require_close(
+                result, expected, torch.float32, f"after call {turn} of replay_graph(), {kind} {use}"
+            )
 
 
 _KINDS: dict[str, Callable[[], torch.Tensor]] = {

@@ -168,7 +168,8 @@ def statistics_agree(accelerator: Accelerator) -> None:
     highest = int(found["allocated_bytes.all.peak"]) - int(found["allocated_bytes.all.current"])
     require(
         highest >= size - SLACK - size // 8,
-        f'"allocated_bytes.all.peak" is {mib(highest)} above what is allocated, after {mib(size)} were freed',
+        f'memory_stats(): "allocated_bytes.all.peak" is {mib(highest)} above what is allocated, after '
+        f"{mib(size)} were freed",
     )
     for name, value in found.items():
         require(isinstance(name, str), f"memory_stats() has the key {name!r}, which is not a str")

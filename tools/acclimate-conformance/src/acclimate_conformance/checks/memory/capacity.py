@@ -41,7 +41,7 @@ _BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address: a host may 
 def capacity(accelerator: Accelerator) -> None:
     total = exactly(accelerator.total_memory(), int, "total_memory()")
     available = exactly(accelerator.available_memory(), int, "available_memory()")
-    require(0 < available <= total, f"{mib(available)} of {mib(total)} are available")
+    require(0 < available <= total, f"available_memory() is {mib(available)} of {mib(total)}")
     info = exactly(accelerator.mem_get_info(), tuple, "mem_get_info()")
     require(len(info) == 2, f"mem_get_info() is {info}")
     exactly(info[0], int, "free memory of mem_get_info()")

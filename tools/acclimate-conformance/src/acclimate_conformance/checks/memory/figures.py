@@ -39,7 +39,10 @@ def allocation_shows(accelerator: Accelerator) -> None:
         f"memory_allocated() grows by {mib(during - before)} when {mib(size)} are allocated",
     )
     by_index = accelerator.memory_allocated(accelerator.current_device())
-    require(abs(by_index - during) <= SLACK, f"with an index it is {mib(by_index)}, without {mib(during)}")
+    require(
+        abs(by_index - during) <= SLACK,
+        f"memory_allocated() is {mib(during)}, and {mib(by_index)} with the index of the same device",
+    )
     del held
     release(accelerator)
     after = accelerator.memory_allocated()
@@ -182,7 +185,8 @@ def statistics(accelerator: Accelerator) -> None:
     during, figure = current(), accelerator.memory_allocated()
     require(
         size - SLACK <= during - before <= size + SLACK,
-        f'"allocated_bytes.all.current" grows by {mib(during - before)} when {mib(size)} are allocated',
+        f'memory_stats(): "allocated_bytes.all.current" grows by {mib(during - before)} when {mib(size)} '
+        "are allocated",
     )
     require(
         abs(during - figure) <= SLACK,
@@ -193,7 +197,8 @@ def statistics(accelerator: Accelerator) -> None:
     after = current()
     require(
         after - before <= SLACK,
-        f'"allocated_bytes.all.current" is still {mib(after - before)} higher after {mib(size)} were freed',
+        f'memory_stats(): "allocated_bytes.all.current" is still {mib(after - before)} higher after '
+        f"{mib(size)} were freed",
     )
     text = exactly(accelerator.memory_summary(), str, "memory_summary()")
     require(bool(text.strip()), "memory_summary() is empty")

@@ -85,7 +85,7 @@ def cache_is_not_available(accelerator: Accelerator) -> None:
     available = accelerator.available_memory()
     require(
         available <= total - reserved,
-        f"with {mib(reserved)} reserved of {mib(total)}, {mib(available)} are available: too many",
+        f"available_memory() is {mib(available)}, with {mib(reserved)} reserved of {mib(total)}: too much",
     )
     _require_cache_given_up(accelerator)
 

@@ -105,7 +105,7 @@ def copies(accelerator: Accelerator) -> None:
         there = source.to(device, non_blocking=True)
         target.copy_(there * 2, non_blocking=True)
         accelerator.synchronize()
-        require(equal(there, values), "a copy from pinned memory gives wrong values")
+        require(equal(there, values), "a copy from pin_memory() gives wrong values")
         require(equal(target, values * 2), "after synchronize() a copy to pinned memory has wrong values")
 
 

@@ -67,11 +67,11 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
 
     with accelerator.stream(mine):
         starts_at_default, chooses = in_thread(look)
-        require(starts_at_default, "stream(s) in one thread sets the stream of a new one")
-        require(chooses, "stream(s) in another thread does not make its stream current")
+        require(starts_at_default, "current_stream() of a new thread is that of stream(s) in another")
+        require(chooses, "current_stream() within stream(s) in another thread is not s")
         require(
             accelerator.current_stream() == mine,
-            "stream(s) in another thread changes the stream that is current here",
+            "current_stream() changes with stream(s) in another thread",
         )
     before = accelerator.current_stream()
     with ThreadPoolExecutor(1) as other:

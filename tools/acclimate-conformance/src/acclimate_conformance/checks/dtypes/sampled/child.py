@@ -80,7 +80,7 @@ TOPICS: dict[Topic, str] = {
     settings.operators_in_any_setting: "They do so in another thread, in inference_mode, while another "
     "device is current, with another default dtype, and with deterministic algorithms.",
     pairs.operators_in_two_settings: "They do so in two settings at a time, of streams, threads, devices, "
-    "errors, modes and layouts, and in graphs that are replayed on other numbers.",
+    "errors, modes, layouts and dtypes, and in graphs that are replayed on other numbers.",
     settings.operators_after_other_calls: "They and their gradients do so after calls of other shapes, "
     "layouts, dtypes and options, and with other numbers in the same memory.",
     settings.operators_within_autocast: "Within amp.autocast they give the host's numbers within 16 bits, in "

@@ -18,6 +18,7 @@ from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.references import nearest
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
+from acclimate_conformance.checks.innermost import FirstDifference
 from acclimate_conformance.checks.target import LOST, still_computes
 
 Run = Callable[[Place], Any]
@@ -144,7 +145,7 @@ class Findings:
         else:
             reason = ""
         if reason:
-            self.broken.append(f"{what}: {reason}")
+            self.broken.append(f"{what}: {reason}{self._innermost(run, there)}")
         self.compared += 1
 
     def called(self, what: str, run: Run, there: Place | None = None) -> tuple[Any, Exception | None]:
@@ -163,6 +164,13 @@ class Findings:
             self.usable = False
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}, {LOST}")
         return result, refused
+
+    def _innermost(self, run: Run, there: Place) -> str:
+        """Which of the operators that a call calls is wrong, as text, if one is wrong by itself."""
+        mode = FirstDifference(self.accelerator.device_type)
+        with mode:
+            attempt(run, there)
+        return f"; the operator {mode.name} differs" if mode.name else ""
 
     def note(self) -> str:
         """What the device lacks, as a note."""

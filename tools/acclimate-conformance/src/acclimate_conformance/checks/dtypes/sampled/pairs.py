@@ -1,7 +1,7 @@
 """Calls of every operator in two settings at a time, and within graphs that read their inputs again.
 
 Each setting alone is found by others. Here the settings are combined, two for each operator in turn, with
-tensors that are not contiguous, and with calls in place and into tensors given as out.
+tensors that are not contiguous, in other dtypes, and with calls in place and into tensors given as out.
 """
 
 from __future__ import annotations
@@ -144,8 +144,47 @@ def operators_in_two_settings(accelerator: Accelerator, found: Findings) -> None
             if has_graphs:
                 _compare_replayed(accelerator, found, op, sample)
             turn += 1
+        _compare_in_another_dtype(accelerator, found, op, turn)
         if found.enough:
             return
+
+
+_DTYPES = (
+    torch.int16, torch.float64, torch.uint8, torch.bfloat16, torch.int8, torch.float16, torch.int32,
+    torch.complex128,
+)  # fmt: skip
+"""Of which each operator is called in one, in a layout, in a setting: kernels differ by all three."""
+
+
+def _compare_in_another_dtype(accelerator: Accelerator, found: Findings, op: Any, turn: int) -> None:
+    claimed = accelerator.supported_dtypes()
+    offered = [
+        dtype
+        for dtype in _DTYPES
+        if dtype in op.supported_dtypes(HOST) and (not dtype.is_floating_point or dtype in claimed)
+    ]
+    if not offered or UNSTABLE.search(op.name):
+        return
+    dtype = offered[turn % len(offered)]
+    alone = Findings(accelerator)  # what is lacking in one dtype may be there in another
+    setting, how = list(_SETTINGS)[turn * 3 % len(_SETTINGS)], list(LAYOUTS)[turn * 2 % len(LAYOUTS)]
+    is_listed = fails_in_torch(op, "test_noncontiguous_samples", found.device, dtype)
+    for sample in () if is_listed else list(samples_of(op, dtype, 1)):
+        calls = [("", results_of(op, sample))]
+        if op.inplace_variant is not None and not sample.broadcasts:
+
+            def in_place(place: Place, sample: Sample = sample) -> Any:
+                value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+                return op.inplace_variant(value, *args, **kwargs)
+
+            calls.append((" in place", in_place))
+        if draws(calls[0][1], Place(found.device)):  # a thread of its own would hide that
+            continue
+        for text, run in calls:
+            pair = (setting, how)
+            _compare_in_pair(accelerator, alone, name_of(op), f"{text_of(op, sample)}{text}", run, pair)
+    found.broken += alone.broken
+    found.compared += alone.compared
 
 
 def _compare_in_pair(
