@@ -49,6 +49,9 @@ _PACKAGES = re.compile(rb"\b(?:" + b"|".join(map(re.escape, _PACKAGE_WORDS)) + r
 Looking for plain words takes a tenth of the time of a pattern, so the patterns come last.
 """
 
+_LOAD = b"torch.load("
+_LONGEST_CALL = 600
+
 _IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
 
 
@@ -120,9 +123,26 @@ def may_concern(source: bytes) -> bool:
     text = source.lower()
     if not any(word in text for word in _TORCH):
         return False
-    if any(word in text for word in _WORDS) or _FORMS.search(text) is not None:
+    words = {word for word in _WORDS if word in text}
+    if words - {_LOAD} or _FORMS.search(text) is not None:
+        return True
+    if _LOAD in words and _loads_to_where_saved(text):
         return True
     return any(name in text for name in _PACKAGE_WORDS) and _PACKAGES.search(text) is not None
+
+
+def _loads_to_where_saved(text: bytes) -> bool:
+    """Whether a call of ``torch.load`` may give no device; of one with many arguments it is not asked."""
+    start = text.find(_LOAD)
+    while start >= 0:
+        depth, at = 1, start + len(_LOAD)
+        while depth and at < min(len(text), start + _LONGEST_CALL):
+            depth += {40: 1, 41: -1}.get(text[at], 0)
+            at += 1
+        if depth or b"map_location" not in text[start:at]:
+            return True
+        start = text.find(_LOAD, at)
+    return False
 
 
 _MOST_RUNS = 4

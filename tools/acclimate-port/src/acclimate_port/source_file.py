@@ -134,6 +134,11 @@ class SourceFile:
             else TorchTarget(self.torch, self.helper)
         )
 
+    def forget(self) -> None:
+        """Frees what it holds, whose parts hold each other; it cannot be used any more."""
+        self.tree.forget()
+        vars(self).clear()
+
     def _imports_in_functions(self, package: str) -> bool:
         """Whether the file imports a package, and only in functions."""
         own = [

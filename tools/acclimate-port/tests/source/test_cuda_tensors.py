@@ -12,6 +12,10 @@ from porting import EACH_TARGET, ported_project, site
 
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
 LOADED = "import torch\nfrom torch.utils.cpp_extension import load\n\nfused = load('fused', sources=['a.cpp', 'a.cu'])\n\n\n"
+IN_TRY = (
+    "import torch\nfrom torch.utils.cpp_extension import load\n\ntry:\n    fused = load('fused', sources=['a.cpp', 'a.cu'])\n"
+    "except OSError:\n    fused = None\n\n\n"
+)
 LAZY = (
     "import torch\nfrom torch.utils.cpp_extension import load\n\n\ndef kernels():\n"
     "    return load('fused', sources=['a.cpp', 'a.cu'])\n\n\n"
@@ -19,11 +23,11 @@ LAZY = (
 IMPORTED = (
     "import torch\n\ntry:\n    from mine import _C as fused\nexcept ImportError:\n    fused = None\n\n\n"
 )
-BY_CLASS = f"{LOADED}class Act(torch.autograd.Function):\n    def forward(self, x):\n        return fused.act(x)\n\n\n"
+BY_CLASS = f"{IN_TRY}class Act(torch.autograd.Function):\n    def forward(self, x):\n        return fused.act(x)\n\n\n"
 HOST = "torch.nn.functional.leaky_relu(x)"
 
 BESIDE_HOST = {
-    "a branch that returns": f"{LOADED}def act(x):\n    if x.device.type == 'cpu':\n        return {HOST}\n    return fused.act(x)\n",
+    "a branch that returns": f"{IMPORTED}def act(x):\n    if x.device.type == 'cpu':\n        return {HOST}\n    return fused.act(x)\n",
     "an else": f"{IMPORTED}def act(x):\n    if x.is_cpu:\n        y = {HOST}\n    else:\n        y = fused.act(x)\n    return y\n",
     "a negated test": f"{IMPORTED}def act(x):\n    if not x.is_cpu:\n        return fused.act(x)\n    return {HOST}\n",
     "another device than the host": (
@@ -78,6 +82,13 @@ def test_an_extension_is_found_behind_a_test_for_the_host(kind: str) -> None:
     assert [*given_to_cuda(BESIDE_HOST[kind])] == ["act"]
 
 
+def test_a_module_that_builds_an_extension_when_it_is_imported_is_found_whole() -> None:
+    text = f"{LOADED}class Net:\n    pass\n\n\ndef act(x):\n    return fused.act(x)\n"
+    assert given_to_cuda(text) == dict.fromkeys(("Net", "act", "<module>"), 4)
+    assert given_to_cuda(text.replace("a.cu", "a.cc")) == {}
+    assert given_to_cuda(text.replace(LOADED, IN_TRY)) == {}
+
+
 @pytest.mark.parametrize("kind", ON_ANY)
 def test_code_that_other_accelerators_pass_by_is_no_such_test(kind: str) -> None:
     assert given_to_cuda(ON_ANY[kind]) == {}
@@ -107,7 +118,7 @@ def test_a_program_is_held_back_by_an_operator_of_another_file(target: str, tmp_
     }
     found = site(ported_project(tmp_path, files, target)["main.py"], CHOICE)
     assert found.status is Status.UNSAFE
-    assert "ops.py:8" in found.reason
+    assert "ops.py:10" in found.reason
 
 
 @EACH_TARGET

@@ -137,6 +137,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         return _PRINTED
     if is_device and _is_in_method_cuda(file, node):
         return _METHOD_CUDA
+    if name := _replaced_by_tests(file, node):
+        return f"a test replaces `torch.cuda.{name}` for this module, and the new code does not call that"
     if any(f"{file.accelerator}()" in part for part in _new_code(finding)) and lacks_import(file, node):
         return NOT_IMPORTED
     if _finds_device(file, finding) and (reason := reason_against_hidden(file)):
@@ -172,6 +174,14 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     return reason or (
         _CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node, is_load=is_load) else ""
     )
+
+
+def _replaced_by_tests(file: SourceFile, node: cst.CSTNode) -> str:
+    """The function of torch.cuda, among those that a piece of code calls, that tests of the file replace."""
+    replaced = {name for _, name in file.survey.mocked}
+    calls = (one for one in walk(node) if isinstance(one, cst.Call)) if replaced else ()
+    called = (cuda_name(file, one.func) or "" for one in calls)
+    return next((name for name in called if name in replaced), "")
 
 
 def _follows_device(file: SourceFile, node: cst.CSTNode) -> bool:

@@ -116,6 +116,9 @@ class Project:
             if path.suffix not in SUFFIXES:
                 self._modules[_module(path).name].append(path)
         self._direct: dict[Path, list[Path]] = {}
+        self._kinds = {symbol.kind for one in facts.values() for symbol in one.stays}
+        self._kinds |= {second.kind for one in facts.values() for _, second in one.implies}
+        """What may stay."""
         self._meant: dict[tuple[Path, Text], list[tuple[Path, str]]] = {}
         self._imports: dict[Path, set[Path]] = {}
         self._importing: dict[Path, list[Path]] = defaultdict(list)
@@ -535,7 +538,7 @@ class Project:
             held += [(file, name) for name in self._placed.get(file, {})]
         held += self._given_on(path) if not gives_on else []
         for file, name in dict.fromkeys(held):
-            for kind, is_cause in self._placed.get(file, {}).get(name, {}):
+            for kind, is_cause in self._staying(file, name):
                 program: _Known = (kind, f"{path}:")
                 place: _Known = (kind, f"{file}:{name}" if is_cause else f"{file}:{name}(needs)")
                 yield program, place
@@ -543,12 +546,16 @@ class Project:
                     yield place, program
         yield from self._with_processes(path)
         for name, file, placed in self._naming[path]:
-            for kind, is_cause in self._placed[file][placed]:
+            for kind, is_cause in self._staying(file, placed):
                 one: _Known = (kind, f"{path}:{name}" if is_cause else f"{path}:{name}(needs)")
                 other: _Known = (kind, f"{file}:{placed}" if is_cause else f"{file}:{placed}(needs)")
                 yield one, other
                 if is_cause:
                     yield other, one
+
+    def _staying(self, path: Path, name: str) -> list[tuple[Kind, bool]]:
+        """The kinds of which a placed name is, and of which anything stays: no other can reach it."""
+        return [one for one in self._placed.get(path, {}).get(name, {}) if one[0] in self._kinds]
 
     def _with_processes(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of the code of a file and each script that it starts as a process of its own.
@@ -587,7 +594,7 @@ class Project:
             for text in held
             for one in self._named_by(path, text)
         ]
-        for kind in _FOLLOWED:
+        for kind in (one for one in _FOLLOWED if one in self._kinds):
             program: _Known = (kind, f"{path}:")
             module: _Known = (kind, f"{path}:{MODULE}{_RUNS}")
             for name, kinds in self._placed.get(path, {}).items():

@@ -39,7 +39,7 @@ _MOST_ROUNDS = 10
 _DEEPEST = 5_000
 _MOST_KEPT = 3_000_000
 """The most characters of the texts whose syntax trees are kept, which take some hundred bytes for each."""
-_MOST_DROPPED = 500_000
+_MOST_DROPPED = 4_000_000
 """The most characters of the texts whose syntax trees wait to be freed, as these hold each other."""
 _TOO_DEEP = "its expressions are nested too deeply"
 _NAMES_CUDA = re.compile(r"^[^#\n]*\b(?:cuda|nccl)\b", re.M)
@@ -149,7 +149,9 @@ class _Looks:
 
     def drop(self, path: Path) -> None:
         """Forgets a file."""
-        self._dropped += sum(map(len, self._of_files.pop(path, ())))
+        for text, look in self._of_files.pop(path, {}).items():
+            self._dropped += len(text)
+            look.file.forget()
         if self._dropped > _MOST_DROPPED:
             gc.collect()
             self._dropped = 0
@@ -409,7 +411,7 @@ def _ported(path: Path, text: str, settings: Settings, looks: dict[str, Look] | 
         _refuse_deep(text)
         # What a package exports may be called inside an autocast of the CPU.
         known = replace(settings.survey, autocasts_on_host=True) if _is_in_package(path) else settings.survey
-        settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known)
+        settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known.of_file(path))
         builds = known.is_for_builds(path) or is_build_script(path, text.encode())
         own = _outline(text, settings)
         ported = port_text(text, settings, builds, path.name == "__init__.py", looks)

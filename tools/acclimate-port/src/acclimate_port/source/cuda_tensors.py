@@ -15,13 +15,14 @@ from acclimate_port.source.tree import last_python_name, module_of, python_nodes
 
 MODULE = "<module>"
 _USES = re.compile(
-    r"\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
+    r"cpp_extension|\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
 )
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
 _SETTINGS = re.compile(r"config|default", re.IGNORECASE)
 _SPAWNS = re.compile(r"[\"'](?:spawn|forkserver)[\"']")
 _QUEUE = re.compile(r"queue|pipe|conn|(^|_)q$|pool", re.IGNORECASE)
+_SEND = {"share_memory", "share_memory_", "put", "send", "spawn", "Process"}
 _NUMBERS = re.compile(r"(float|double|half|bfloat16|u?int|long|short|bool|byte|complex)\d*$|dtype")
 _HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -59,7 +60,7 @@ def given_to_cuda(
         return {}
     natives = _natives(module, extensions) if "cpu" in text else set()
     is_parallel = "multiprocessing" in text
-    found: dict[str, int] = {}
+    found = _built_at_import(module)
     for statement in module.body:
         home = statement.name if isinstance(statement, _HOMES) else MODULE
         lines = [*_beside_host(statement, natives)] if natives else []
@@ -73,6 +74,15 @@ def given_to_cuda(
 
 
 # -- native extensions -------------------------------------------------------------------------------
+
+
+def _built_at_import(module: ast.Module) -> dict[str, int]:
+    """All names of a module that builds an extension when it is imported, which fails without CUDA."""
+    built = [one for one in module.body if isinstance(one, ast.Assign) and _builds(one.value)]
+    if not built:
+        return {}
+    names = (one.name for one in module.body if isinstance(one, _HOMES))
+    return dict.fromkeys((*names, MODULE), built[0].lineno)
 
 
 def _natives(module: ast.Module, extensions: frozenset[str]) -> set[str]:
@@ -167,8 +177,10 @@ def _names(node: ast.AST) -> set[str]:
 
 def _sent(scope: ast.AST, statement: ast.AST, spawns: bool) -> Iterator[int]:
     """The lines that share a tensor or module on the device with another process, or send it there."""
-    moved = _moved(scope)
-    for call in (one for one in python_nodes(statement) if isinstance(one, ast.Call)):
+    calls = [one for one in python_nodes(statement) if isinstance(one, ast.Call)]
+    calls = [one for one in calls if last_python_name(one.func) in _SEND]
+    moved = _moved(scope) if calls else set()
+    for call in calls:
         name = last_python_name(call.func)
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
         if name in ("share_memory", "share_memory_") and owner is not None and _is_moved(owner, moved):

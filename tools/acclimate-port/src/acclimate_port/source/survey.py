@@ -57,6 +57,11 @@ _SETS_VISIBLE = re.compile(
     re.M,
 )
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
+_MOCKS = re.compile(
+    rb"""["'](?:([\w.]+)\.)?torch\.cuda\.(\w+)["']|(?:patch\.object|setattr)\(\s*torch\.cuda\s*,\s*["'](\w+)["']"""
+)
+"""How tests replace a function of torch.cuda: ``mock.patch("pkg.mod.torch.cuda.is_available")``."""
+_REPLACE = re.compile(rb"\bpatch\b|\bmonkeypatch\b|\bmocker\b")
 _HAS_WORKERS = re.compile(rb"\bnum_workers\s*=\s*(?!0\b)[\w(]")
 _GROUPS_ON_HOST = re.compile(rb"""["']gloo["']|\binit_process_group\(\s*\)""")
 _ASKS = re.compile(rb"\bcuda\.(?:is_available|device_count)\(")
@@ -168,6 +173,9 @@ class Survey:
     groups_on_host: bool = False
     """Whether a file may make a process group of the host: of gloo, or without a backend."""
 
+    mocked: frozenset[tuple[str, str]] = frozenset()
+    """Functions of torch.cuda that tests replace, each with the last name of a module that they are about."""
+
     loads_by_workers: bool = False
     """Whether a file loads data in other processes: ``num_workers=4``."""
 
@@ -217,6 +225,11 @@ class Survey:
             }
         return frozenset(found)
 
+    def of_file(self, path: Path) -> Survey:
+        """These facts, of which those about tests are the ones about a file."""
+        name = path.parent.name if path.name == "__init__.py" else path.stem
+        return replace(self, mocked=frozenset(one for one in self.mocked if one[0] == name))
+
     def is_for_builds(self, path: Path) -> bool:
         """Whether a build script imports a file."""
         module = path.parent if path.name == "__init__.py" else path.with_suffix("")
@@ -261,6 +274,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         _GROUPS_ON_HOST.search(source) is not None,
+        frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
     )
@@ -309,6 +323,19 @@ def _own_loaders(source: bytes) -> Iterator[str]:
         bases = [one["bases"] or b"" for one in classes if one["name"] == name]
         if name and not any(_is_of_module(one.decode(errors="replace"), set()) for one in bases):
             yield name.decode()
+
+
+def _mocked(source: bytes) -> Iterator[tuple[str, str]]:
+    """The functions of torch.cuda that a test replaces, with the modules that it names or imports."""
+    if b"torch.cuda" not in source or not _REPLACE.search(source):
+        return
+    imported: set[bytes] = set()
+    for statement in _FROM.finditer(source):
+        imported |= {statement[2].rpartition(b".")[2], *re.findall(rb"\w+", statement[3])}
+    imported |= {statement[1].rpartition(b".")[2] for statement in _IMPORT.finditer(source)}
+    for found in _MOCKS.finditer(source):
+        modules = {found[1].rpartition(b".")[2]} if found[1] else imported
+        yield from ((module.decode(), (found[2] or found[3]).decode()) for module in modules)
 
 
 def _keeps_state(source: bytes) -> bool:

@@ -235,13 +235,7 @@ class Tree:
     def __init__(self, text: str) -> None:
         self.text = text
         self.bytes = text.encode()
-        self.module, added = _parsed(text)
-        self._spans = _Spans(self.module).found
-        if added:
-            self._spans = {
-                node: Span(*(at - bisect.bisect_left(added, at) for at in place))
-                for node, place in self._spans.items()
-            }
+        self.module, self._added = _parsed(text)
         self._parents: dict[int, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         self._of_type: dict[type, list[cst.CSTNode]] = defaultdict(list)
@@ -282,6 +276,23 @@ class Tree:
             elif isinstance(target, cst.Name):
                 found.add(id(target))
         return found
+
+    def forget(self) -> None:
+        """Frees what it holds, whose parts hold each other; it cannot be used any more."""
+        for scope in {id(one): one for one in self._scopes.values()}.values():
+            vars(scope).clear()
+        vars(self).clear()
+
+    @cached_property
+    def _spans(self) -> dict[int, Span]:
+        """The bytes of each node. They take a fifth of the time, and nothing asks for them in many files."""
+        found = _Spans(self.module).found
+        added = self._added
+        if not added:
+            return found
+        return {
+            node: Span(*(at - bisect.bisect_left(added, at) for at in place)) for node, place in found.items()
+        }
 
     # -- positions -----------------------------------------------------------------------------------
 
@@ -727,8 +738,19 @@ def text_of(source: str | bytes) -> str:
 def python_nodes(node: ast.AST) -> list[ast.AST]:
     """A node of Python's own parser and all that it holds, in the order of ``ast.walk``, which takes longer.
 
-    Operators, and contexts such as ``ast.Load``, are left out.
+    Operators, and contexts such as ``ast.Load``, are left out. A module, a function and a class keep the
+    list, as many questions ask for it; no caller changes it.
     """
+    if type(node) not in _KEEP_NODES:
+        return _nodes_of(node)
+    found: list[ast.AST] | None = vars(node).get(_HELD)
+    if found is None:
+        found = _nodes_of(node)
+        vars(node)[_HELD] = found
+    return found
+
+
+def _nodes_of(node: ast.AST) -> list[ast.AST]:
     found = [node]
     for at in found:
         for name in at._fields:
@@ -740,6 +762,8 @@ def python_nodes(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+_HELD = "_held_nodes"
+_KEEP_NODES = {ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef}
 _NO_NODES = {"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment", "simple"}
 """Fields that hold no node but an operator or a context."""
 
