@@ -131,6 +131,32 @@ def test_the_current_stream_is_as_before_if_a_capture_fails(
     assert acc.current_stream() is before
 
 
+def test_generators_of_cuda_draw_again_after_a_capture_that_the_driver_could_not_end(
+    arrange: Arrange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acc, stand_in = arrange("cuda")
+    captures: list[str] = []
+
+    class Capture:
+        """Does what torch.cuda.graph does: only an end that succeeds ends the generators' capture."""
+
+        def __init__(self, graph: Any, stream: Any = None) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            captures[:] = ["of the generators"]
+
+        def __exit__(self, kind: object, *error: object) -> None:
+            if kind is not None:
+                raise RuntimeError("the capture did not end")
+            captures.clear()
+
+    monkeypatch.setattr(stand_in.cuda, "graph", Capture)
+    with pytest.raises(RuntimeError, match="did not end"), acc.capture_to_graph(acc.create_graph()):
+        raise ValueError("what a capture cannot hold")
+    assert captures == []
+
+
 def test_gaudi_ignores_the_pool_that_its_graphs_do_not_have(arrange: Arrange) -> None:
     acc, _ = arrange("hpu")
     with acc.capture_to_graph(acc.create_graph(), pool=(0, 1)):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
-from contextlib import suppress
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,6 +51,30 @@ class CUDAAccelerator(Accelerator):
 
     def is_fp64_supported(self) -> bool:
         return True
+
+    # -- graphs ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _capture_by_module(self, graph: Any, **options: Any) -> Iterator[Any]:
+        try:
+            with super()._capture_by_module(graph, **options) as given:
+                yield given
+        except BaseException:
+            self._end_captures_of_generators()
+            raise
+
+    def _end_captures_of_generators(self) -> None:
+        """Lets generators draw again after a capture that failed.
+
+        Torch tells a generator that a capture has ended only if the driver could end it. Until the next
+        capture that succeeds, here an empty one, it raises: "Offset increment outside graph capture".
+        """
+        if self.is_current_stream_capturing():
+            return
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about an empty graph
+            with super()._capture_by_module(self.create_graph()):
+                pass
 
     # -- pinned memory ---------------------------------------------------------------------------
 

@@ -225,6 +225,7 @@ NAN_IS_OPEN = re.compile(
     r"polynomial|attention"  # NaN as a degree is undefined in C; what a mask hides may be left out
     r"|grid_sample|_aa$"  # a neighbour's weight of 0 may be multiplied with it; as a place it is undefined
     r"|fft"  # a factor of a sum may be zero, or that number as far as it was rounded
+    r"|^(int|long|short|char|byte)$"  # no integer is NaN
     r"|max_unpool"  # numbers that are put into one place are equal else, and the last one stays
     r"|linalg\.(?!norm|vector_norm|matrix_norm|cross|multi_dot|vecdot|diagonal)"  # it is compared with pivots
     r"|^(lu|cholesky|inverse|pinverse|logdet|triangular_solve|ormqr|matrix_exp)"
