@@ -365,6 +365,27 @@ class EventsAreRecordedOnce(SimAccelerator):
     Event = _FirstTime
 
 
+class _TimedAtHome(torch.Event):
+    is_timed = False
+
+    def __new__(cls, *arguments: Any, enable_timing: bool = False, **options: Any) -> _TimedAtHome:
+        made = super().__new__(cls, *arguments, enable_timing=enable_timing, **options)
+        made.is_timed = enable_timing
+        return made
+
+    def record(self, stream: Any = None) -> None:
+        home = torch.Stream(
+            stream_id=0, device_index=torch.accelerator.current_device_index(), device_type=20
+        )
+        super().record(home if self.is_timed and stream is None else stream)
+
+
+class TimedEventsAreOfTheDefaultStream(SimAccelerator):
+    """An event with enable_timing is recorded on the default stream, whichever is current."""
+
+    Event = _TimedAtHome
+
+
 class ClaimsFloat64(SimAccelerator):
     """supported_dtypes has float64, which the device refuses."""
 
@@ -1187,6 +1208,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         StreamsIgnoreStreams: "streams/streams_wait_for_streams",
         StreamsOfOtherDevicesDoNotWait: "streams/streams_wait_for_other_devices",
         EventsAreRecordedOnce: "streams/events_are_recorded_again",
+        TimedEventsAreOfTheDefaultStream: "streams/waits_deliver_copies",
     },
     "mps-like": {ClaimsFloat64: "dtypes/products"},
     "devices=2": {
