@@ -251,6 +251,7 @@ _CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
 _CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)\b(\w+)\(")
 """A call that a text names, but for methods of objects that the interface makes."""
 _PROVEN, _COMPOSED = 3.0, 0.3
+"""How much speaks for a device's operators, and for them if each is right by itself."""
 _TOLD = 4.0
 """How much it speaks for something outside of the interface that a text names it."""
 

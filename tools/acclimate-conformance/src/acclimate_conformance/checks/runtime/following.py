@@ -137,13 +137,13 @@ def _require_calls_followed(accelerator: Accelerator, device: str, backend: str)
         untracked = compiled(ones.clone(), weight)[0]
     require(not untracked.requires_grad, f"{what} in no_grad, gives a tensor that requires a gradient")
     traced: Any = torch.compile(work, backend="aot_eager")
-    traced(torch.ones(4, 4), torch.ones(4, 4))
+    traced(ones.cpu().clone(), ones.cpu())
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         made = compiled(ones.clone(), ones)[1]
         # Torch 2.11 compiles no other program for another default dtype, whatever the device.
-        on_host = traced(torch.ones(4, 4, dtype=torch.float32), torch.ones(4, 4, dtype=torch.float32))[1]
+        on_host = traced(ones.cpu().clone(), ones.cpu())[1]
     finally:
         torch.set_default_dtype(before)
     require(made.dtype == on_host.dtype, f"{what} makes {made.dtype} while the default dtype is float64")

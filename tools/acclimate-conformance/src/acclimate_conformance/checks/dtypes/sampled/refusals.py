@@ -442,9 +442,7 @@ _COUNTS = ("histc",)
 
 def _require_no_narrower_result(found: Findings, op: Any) -> None:
     """torch converts a result to the dtype of what is given as out only if no fraction can be lost."""
-    if not op.supports_out or torch.float32 not in op.supported_dtypes(HOST):
-        return
-    if op.name in _COUNTS:
+    if not op.supports_out or torch.float32 not in op.supported_dtypes(HOST) or op.name in _COUNTS:
         return
     for sample in samples_of(op, torch.float32, 1):
         name = f"{name_of(op)} into integers"
