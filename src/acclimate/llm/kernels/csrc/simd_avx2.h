@@ -7,6 +7,7 @@ namespace acclimate::inference::ACCLIMATE_ISA {
 
 constexpr int most_inputs = 2;
 constexpr int most_block_inputs = 4;  // of quantised weights
+constexpr int many_groups = 1, many_inputs = most_block_inputs;
 constexpr int wide_groups = 1, wide_inputs = 6;  // of a product in float32 whose sums stay in registers
 
 struct Floats {

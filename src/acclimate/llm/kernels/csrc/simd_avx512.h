@@ -7,6 +7,7 @@ namespace acclimate::inference::ACCLIMATE_ISA {
 
 constexpr int most_inputs = 8;
 constexpr int most_block_inputs = most_inputs;
+constexpr int many_groups = 2, many_inputs = 6;  // of quantised weights, for more inputs than that
 constexpr int wide_groups = 2, wide_inputs = 12;  // of a product in float32 whose sums stay in registers
 
 using Floats = __m512;

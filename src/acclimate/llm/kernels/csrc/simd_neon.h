@@ -7,6 +7,7 @@ namespace acclimate::inference::ACCLIMATE_ISA {
 
 constexpr int most_inputs = 2;
 constexpr int most_block_inputs = most_inputs;
+constexpr int many_groups = 1, many_inputs = most_block_inputs;
 
 struct Floats {
   float32x4_t x[4];

@@ -30,6 +30,7 @@ inline float bf16_to_float(uint16_t value) {
 
 constexpr int most_inputs = 1;  // inputs whose sums fit into the registers
 constexpr int most_block_inputs = most_inputs;
+constexpr int many_groups = 1, many_inputs = most_block_inputs;
 
 struct Floats {
   float x[16];
