@@ -13,37 +13,33 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from chat_models import save_chat_model
 from warm_processes import WarmProcesses
+
+from served_model import told_address
+
+pytest.importorskip("openai", reason="the extra `serve` is not installed")
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+pytest.importorskip("transformers.cli.serving.model_manager", reason="this transformers has no such server")
+
+import openai
 
 from acclimate.cli import main
 from acclimate.llm import load_model
 from acclimate.llm.decode import loop
 from acclimate.llm.decode.batching import Batcher
-from served_model import told_address
+from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
 
 QUESTIONS = ("The capital of France", "Of Italy?", "A few more words", "and emoji")
 
 
-# Found and not imported, as every process of a run collects this file, and one runs it.
-pytestmark = [
-    pytest.mark.usefixtures("warm_model_starts"),
-    pytest.mark.skipif(
-        not all(map(find_spec, ("openai", "fastapi", "uvicorn"))),
-        reason="the extra `serve` is not installed",
-    ),
-    pytest.mark.skipif(
-        not Path(transformers.__file__).with_name("cli").joinpath("serving", "model_manager.py").is_file(),
-        reason="this transformers has no such server",
-    ),
-]
+pytestmark = pytest.mark.usefixtures("warm_model_starts")
 MAIN = "import sys; from acclimate.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 OPTIONS = ("--port", "0", "--dtype", "fp32")
 
@@ -61,8 +57,6 @@ def address(folder: Path, warm: WarmProcesses) -> Iterator[str]:
 
 
 def client(address: str) -> Any:
-    import openai
-
     return openai.OpenAI(base_url=address, api_key="none", timeout=600, max_retries=0)
 
 
@@ -88,8 +82,6 @@ def test_openais_client_gets_models_chats_completions_and_streams(address: str, 
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
     assert whole.choices[0].message.content.startswith("".join(pieces).rstrip("\N{REPLACEMENT CHARACTER}"))
     plain = asked.completions.create(model="tiny-chat", prompt="The capital", max_tokens=8, temperature=0)
-    from acclimate.llm.serving import server_tokenizer
-
     model = load_model(folder, dtype="float32")
     tokenizer = server_tokenizer(model, None, trust_remote_code=False)
     ids = tokenizer("The capital", return_tensors="pt")["input_ids"]
@@ -117,8 +109,6 @@ def test_requests_at_once_get_the_answers_that_they_get_alone(address: str) -> N
 
 
 def test_what_cannot_be_answered_is_said_in_openais_words(address: str) -> None:
-    import openai
-
     asked = client(address)
     with pytest.raises(openai.BadRequestError, match="pinned to 'tiny-chat'; requested 'other'"):
         asked.chat.completions.create(model="other", messages=[{"role": "user", "content": "Hello"}])
@@ -170,7 +160,8 @@ def test_requests_take_native_steps_together_and_read_only_what_is_new(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_model(folder, dtype="float32")
-    app = app_of(loaded, loaded.module)
+    tokenizer = server_tokenizer(loaded, None, trust_remote_code=False)
+    app = build_app(loaded.module, tokenizer, "tiny-chat", None, requests_at_once(loaded.module))
     batch: list[int] = []
     known: list[int] = []
     run, sample = Batcher._run, loop.lean_sample
@@ -205,6 +196,7 @@ def test_a_request_whose_client_has_gone_stops_computing(
     stream: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_model(folder, dtype="float32")
+    tokenizer = server_tokenizer(loaded, None, trust_remote_code=False)
     ended = threading.Event()
     began = threading.Event()
     real = type(loaded.module).generate
@@ -220,18 +212,10 @@ def test_a_request_whose_client_has_gone_stops_computing(
             finally:
                 ended.set()
 
-    app = app_of(loaded, Watched())
+    app = build_app(Watched(), tokenizer, "tiny-chat", None, requests_at_once(loaded.module))
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 900000, "stream": stream}
     asyncio.run(_leave_when(app, body, began.is_set))
     assert ended.wait(60)
-
-
-def app_of(loaded: Any, module: Any) -> Any:
-    """The server of a loaded model, of which another module answers."""
-    from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
-
-    tokenizer = server_tokenizer(loaded, None, trust_remote_code=False)
-    return build_app(module, tokenizer, "tiny-chat", None, requests_at_once(loaded.module))
 
 
 async def _send(app: Any, body: dict[str, Any]) -> None:
