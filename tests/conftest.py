@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 # Tests run as on a machine without a GPU, which `acclimate conformance` checks. Before any import of torch,
@@ -54,8 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # Else examples depend on which sources a process has imported, and each process of a run reads all
         # of them: 2 s of processor time in a fresh clone. Hypothesis has no setting for it.
         providers._get_local_constants = lambda: providers._local_constants
-    # Else each of the many processes that tests start would compile the sources anew.
+    # Else this process and each of the many that tests start would compile the sources anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:

@@ -62,6 +62,8 @@ LONG = {
     "ReplaysOnOtherStreamsAreOne", "StreamsWaitAtHome", "SlicesAreLoadedAlone",
     "CompiledCheckpointsDrawAnew", "CompiledFunctionsKnowNoAutocast", "NumbersOfTheHostBeginTheirStorage",
     "DataOfCapturesChanges",
+    "RankBeyondTheLast", "TruthsKeepMemory", "SortsLongRowsByBits", "TanhOfCellsIsSteeper",
+    "SynchronizeMoves", "StridedPartsBeginTheStorage", "CompilesWrongly", "EventsMeasureSeconds",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
