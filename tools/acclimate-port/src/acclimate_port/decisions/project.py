@@ -38,6 +38,7 @@ _REASONS = {
     Kind.GROUP: "torch's process groups have no kernels for Apple's MPS, which {place} would need",
     Kind.KERNEL: "Apple's MPS has no kernel for a function of torch that {place} calls",
     Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
+    Kind.IMPORT: "{place}, without which this file cannot be imported, needs NVIDIA's GPUs or its compiler",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
@@ -54,10 +55,11 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind.SPLIT)
+_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind.SPLIT, Kind.IMPORT)
 """What is known of each file that has been read, also if it was not ported."""
 _ALSO_IN_ONE_FILE = (
     *(Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.LOAD),
+    Kind.IMPORT,
 )
 """What the joins inside one file do not look for."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
@@ -454,7 +456,32 @@ class Project:
         for path, line in self._loads_of_cuda(found):
             for running in self._running(path, line):
                 found[Kind.LOAD, self._made_by(running, MODULE)].setdefault(path, (path, line))
+        for path in self._facts if Kind.IMPORT in self._kinds else ():
+            if (place := self._needed(path)) is not None:
+                found[Kind.IMPORT, self._made_by(path, MODULE)] = {place[0]: place}
         return found
+
+    def _needed(self, path: Path) -> _Place | None:
+        """The first place that needs CUDA among a file and those that are imported whenever it is."""
+        symbol = Symbol(Kind.IMPORT, f"here:{MODULE}")
+        waiting, seen = deque([path]), {path}
+        while waiting:
+            at = waiting.popleft()
+            known = self._facts[at]
+            if symbol in known.stays:
+                return at, known.stays[symbol]
+            following = [one for module in known.outline.always for one in self._run_by_import(at, module)]
+            waiting += [one for one in dict.fromkeys(following) if one not in seen]
+            seen |= {*following}
+        return None
+
+    def _run_by_import(self, path: Path, module: str) -> Iterator[Path]:
+        """The files that run when a module is imported: its packages and itself, if it is known which."""
+        parts = module.split(".") if not module.startswith(".") else []
+        names = [".".join(parts[: at + 1]) for at in range(len(parts))] or [module]
+        for name in names:
+            found = self._files_of(path, name)
+            yield from found if len(found) == 1 else ()
 
     def _running(self, path: Path, line: int) -> set[Path]:
         """A file, and those whose code runs its function that a line is in, also through others."""

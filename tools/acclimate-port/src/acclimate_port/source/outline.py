@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text, settings_read
+from acclimate_port.source.needed_extensions import always_imported
 from acclimate_port.source.tree import (
     last_python_name,
     module_of,
@@ -96,6 +97,8 @@ class Outline:
     """The function that gives the value of each fixture of pytest, or of a parameter of tests."""
     takes: dict[str, frozenset[str]] = field(default_factory=dict)
     """The names of the fixtures that each test, class of tests and fixture may get."""
+    always: tuple[str, ...] = ()
+    """The modules that are imported whenever this one is, with the names that may be modules."""
 
 
 def outline(source: str | bytes) -> Outline:
@@ -193,6 +196,7 @@ def outline(source: str | bytes) -> Outline:
         settings_read(text),
         _fixtures(module),
         _takes(module),
+        tuple(dict.fromkeys(one for one in always_imported(module) if not NO_PROJECT.match(one))),
     )
 
 
