@@ -60,6 +60,8 @@ _KEEP_NUMBER = ("max", "min", "int", "bool", "float", "list", "range")
 _OF_LIGHTNING = {"accelerator", "gpus", "devices", "num_gpus", "strategy", "precision"}
 _OPTIONS_OF_GPUS = re.compile(r"(^|_)(n|num)?_?gpus?(_per_\w+)?$|^cuda_device$|^ctx_id$|^gpu_ids?$")
 """Arguments by which libraries are told to use NVIDIA's GPUs."""
+_KEY_OF_GPUS = re.compile(r"(num_)?gpus?$", re.IGNORECASE)
+"""Keys of dictionaries by which schedulers are asked for GPUs."""
 _MOST = 60
 
 
@@ -69,6 +71,10 @@ def reason_against_giving(file: SourceFile, question: cst.CSTNode) -> str:
     for value in values:
         if library := _library(file, value):
             return f"`{library}` gets its answer, and may mean CUDA by it"
+    if name := _resource(file, question, values):
+        return (
+            f"it reaches `{name}`, by which a scheduler such as Ray gives out GPUs that may be NVIDIA's alone"
+        )
     if word := _word_for_lightning(file, question, values):
         return f"it decides about `{word}`, by which Lightning or another library chooses CUDA"
     for value in values:
@@ -180,6 +186,45 @@ def package_of_others(file: SourceFile, function: cst.CSTNode) -> str:
     known = package in FOR_ANY or package in KEEP_SETTINGS or package in sys.stdlib_module_names
     is_own = package in file.survey.modules and package not in OF_OTHERS
     return "" if known or is_own else package
+
+
+def _resource(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:
+    """The name by which the project tells a scheduler of GPUs, if an answer reaches it; else ``""``.
+
+    A value that is kept by that name, or under a key for GPUs, the result of a function of that name, and what
+    a branch enters under such a key.
+    """
+    names = file.survey.resources
+    if not names:
+        return ""
+    function = file.tree.function(question)
+    if isinstance(function, cst.FunctionDef) and function.name.value in names:
+        return function.name.value
+    for value in values:
+        for name in _names_given(file, value):
+            if name in names or _KEY_OF_GPUS.match(name):
+                return name
+    places = branches_of_result(file, question)
+    keys = (
+        ((one, string_value(one.key) or "") for one in file.tree.of_type(cst.DictElement)) if places else ()
+    )
+    for entry, key in keys:
+        start = file.span(entry).start
+        if _KEY_OF_GPUS.match(key) and any(place.start <= start < place.end for place in places):
+            return key
+    return ""
+
+
+def _names_given(file: SourceFile, value: cst.CSTNode) -> Iterator[str]:
+    """The attributes, keys, arguments and fields that a value is kept by."""
+    at = file.tree.parent(value)
+    if isinstance(at, (cst.Assign, cst.AnnAssign)):
+        targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        yield from (entry_key(one) or last_name(one) for one in targets)
+    elif isinstance(at, cst.DictElement):
+        yield string_value(at.key) or ""
+    elif (given := file.tree.given_to(value)) is not None:
+        yield given.word
 
 
 def _word_for_lightning(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:

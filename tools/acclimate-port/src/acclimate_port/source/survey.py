@@ -18,6 +18,7 @@ from acclimate_port.source.cuda_packages import (
 )
 from acclimate_port.source.module_classes import is_module_base
 from acclimate_port.source.needed_extensions import extensions_built
+from acclimate_port.source.resources import resources_given
 
 _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
@@ -180,6 +181,9 @@ class Survey:
     extensions_of_cuda: frozenset[str] = frozenset()
     """Those of the extensions that can be built with CUDA alone."""
 
+    resources: frozenset[str] = frozenset()
+    """The names by which files tell a scheduler such as Ray of GPUs, and those that their values come from."""
+
     @cached_property
     def backends_used(self) -> frozenset[str]:
         """The names of options and variables whose value torch.distributed gets, also through others."""
@@ -275,6 +279,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
         frozenset(name for name, needs_cuda in built if needs_cuda),
+        resources_given(source),
     )
 
 
