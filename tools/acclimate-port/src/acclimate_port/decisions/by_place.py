@@ -17,6 +17,7 @@ from acclimate_port.conditions.hidden_devices import reason_against_hidden
 from acclimate_port.conditions.host_answers import only_serves
 from acclimate_port.conditions.host_sides import other_side_is_of_host
 from acclimate_port.conditions.loader_workers import reason_against_workers
+from acclimate_port.conditions.pinned_memory import only_pins, reason_against_pinning
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
     NOT_IMPORTED,
@@ -98,6 +99,9 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
         return finding.rule.left(file, finding.node, reason, finding.claims)
     if finding.safe and (reason := _reason_to_doubt(file, finding)):
         return dataclasses.replace(finding, safe=False, reason=reason)
+    if finding.safe and is_test(file, finding) and (reason := reason_against_pinning(file, finding.node)):
+        is_alone = only_pins(file, finding.node)
+        return dataclasses.replace(finding, safe=False, reason=reason, stands_alone=is_alone)
     return finding
 
 
