@@ -51,7 +51,9 @@ def test_a_question_whose_answer_an_object_keeps_is_unsafe_if_another_method_pin
 
 @EACH_TARGET
 def test_a_test_that_only_pins_leaves_the_device_of_the_program_free(target: str) -> None:
-    source = FUNCTION.format(BRANCHES["a name"]) + '\n\ndevice = "cuda" if torch.cuda.is_available() else "cpu"\n'
+    source = (
+        FUNCTION.format(BRANCHES["a name"]) + '\n\ndevice = "cuda" if torch.cuda.is_available() else "cpu"\n'
+    )
     ported = port_text(source, Settings(target))
     choice = site_of(ported, '"cuda" if torch.cuda.is_available() else "cpu"')
     assert choice.status is Status.CONVERTED

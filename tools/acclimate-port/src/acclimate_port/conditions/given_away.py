@@ -22,7 +22,7 @@ from acclimate_port.dataflow.receivers import (
     uses_lightning,
 )
 from acclimate_port.dataflow.uses import uses_of, whole_choice
-from acclimate_port.source.tree import called_name, dotted, entry_key, last_name, string_value, walk
+from acclimate_port.source.tree import Span, called_name, dotted, entry_key, last_name, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
 FOR_ANY = {
@@ -41,6 +41,8 @@ _DEVICE_TEXT = re.compile(r"\(?[rf]*['\"]+cuda:")
 _STARTS = re.compile(r"subprocess\.\w+$|os\.(system|popen|exec\w+|spawn\w+)$")
 """Functions that start another process."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_GPUS_OF_COMMAND = re.compile(r"VISIBLE_DEVICES|--\w*gpus?\b|--device\b")
+"""How a command line is told of devices."""
 _COMMAND = re.compile(
     r"VISIBLE_DEVICES|--\w|(^|\s)(python3?|torchrun|srun|sbatch|mpirun|deepspeed|accelerate)\s|\bgres=|#SBATCH|#PBS"
 )
@@ -84,6 +86,8 @@ def reason_against_giving(file: SourceFile, question: cst.CSTNode) -> str:
             )
         if line := _text_given(file, value):
             return f"a text or a command in line {line}, which other code reads, is made by its answer"
+    if line := _command_with_gpus(file, question, values):
+        return f"line {line} tells other processes of GPUs, which may be CUDA's, by such a number"
     if call := _call_of_others(file, question):
         return f"it decides about `{call}`, by which another library uses CUDA"
     if word := _word_chosen(file, question):
@@ -296,6 +300,30 @@ def _text_given(file: SourceFile, value: cst.CSTNode) -> int:
             if file.tree.qualified(one) is None and (is_command or is_read):
                 return file.tree.line(file.span(text).start)
     return 0
+
+
+def _command_with_gpus(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> int:
+    """The line of a command with GPUs in it, in a file that starts processes and does more than tell a number."""
+    commands = _commands_with_gpus(file)
+    is_count = isinstance(question, cst.Call) and called_name(question) == "device_count"
+    if not commands or not is_count or all(_is_told(file, value) for value in values):
+        return 0
+    return file.tree.line(commands[0].start)
+
+
+@kept
+def _commands_with_gpus(file: SourceFile) -> list[Span]:
+    """The texts about GPUs in the functions that start other processes, and what these get."""
+    starts = (
+        call for call in file.tree.of_type(cst.Call) if _STARTS.match(file.tree.qualified(call.func) or "")
+    )
+    functions = {id(file.tree.function(call)) for call in starts}
+    texts = [*file.tree.of_type(cst.SimpleString), *file.tree.of_type(cst.FormattedStringText)]
+    return [
+        file.span(text)
+        for text in (texts if functions else ())
+        if _GPUS_OF_COMMAND.search(text.value) and id(file.tree.function(text)) in functions
+    ]
 
 
 def text_with(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode | None:
