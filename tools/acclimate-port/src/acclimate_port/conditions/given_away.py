@@ -195,7 +195,7 @@ def package_of_others(file: SourceFile, function: cst.CSTNode) -> str:
 def _resource(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:
     """The name by which the project tells a scheduler of GPUs, if an answer reaches it; else ``""``.
 
-    A value that is kept by that name, or under a key for GPUs, the result of a function of that name, and what
+    A value that is kept by that name or under a key for GPUs, the result of a function of that name, and what
     a branch enters under such a key.
     """
     names = file.survey.resources
@@ -303,7 +303,7 @@ def _text_given(file: SourceFile, value: cst.CSTNode) -> int:
 
 
 def _command_with_gpus(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> int:
-    """The line of a command with GPUs in it, in a file that starts processes and does more than tell a number."""
+    """The line of a command with GPUs, in a file that starts processes and does more than tell a number."""
     commands = _commands_with_gpus(file)
     is_count = isinstance(question, cst.Call) and called_name(question) == "device_count"
     if not commands or not is_count or all(_is_told(file, value) for value in values):

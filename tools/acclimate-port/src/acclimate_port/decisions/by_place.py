@@ -17,7 +17,6 @@ from acclimate_port.conditions.hidden_devices import reason_against_hidden
 from acclimate_port.conditions.host_answers import only_serves
 from acclimate_port.conditions.host_sides import other_side_is_of_host
 from acclimate_port.conditions.loader_workers import reason_against_workers
-from acclimate_port.conditions.pinned_memory import only_pins, reason_against_pinning
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
     NOT_IMPORTED,
@@ -28,6 +27,7 @@ from acclimate_port.conditions.local_imports import (
     reason_without_value,
 )
 from acclimate_port.conditions.missing_cuda import reason_against_host
+from acclimate_port.conditions.pinned_memory import only_pins, reason_against_pinning
 from acclimate_port.conditions.statements import decided_by, refuses, whole_condition
 from acclimate_port.dataflow.own_devices import (
     bound_elsewhere,

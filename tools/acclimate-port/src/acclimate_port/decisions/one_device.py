@@ -166,7 +166,7 @@ class OneDevice:
         }
 
     def _gets_device(self, index: int) -> bool:
-        """Whether a call gets a device, other than by a plain number: ``torch.cuda.synchronize(self.device)``."""
+        """Whether a call gets a device, other than by a number: ``torch.cuda.synchronize(self.device)``."""
         node = self._all[index].finding.node
         given = node.args[0].value if isinstance(node, cst.Call) and node.args else None
         return given is not None and not isinstance(given, cst.Integer)

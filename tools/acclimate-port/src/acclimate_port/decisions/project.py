@@ -199,8 +199,16 @@ class Project:
             if held is not None and any(held[1] == by for by, _ in self._facts[held[0]].outline.fills):
                 yield held
             elif "." in function and REGISTERS.search(function.rpartition(".")[2]):
-                held = self._named(path, _parted(function)[0])
+                held = self._holder(path, _parted(function)[0])
                 yield from [held] if held is not None else []
+
+    def _holder(self, path: Path, text: str) -> _Home | None:
+        """What a name of the project holds in an attribute: ``Tables`` of ``pkg.tables.Tables.models``."""
+        while text.strip("."):
+            if (held := self._named(path, text)) is not None:
+                return held
+            text = _parted(text)[0] if "." in text.strip(".") else ""
+        return None
 
     def _named(self, path: Path, text: str) -> tuple[Path, str] | None:
         """The file that defines what another names by a name of its own or by a full name, and the name."""
@@ -317,7 +325,9 @@ class Project:
             owner, name = _parted(text.text)
             yield from self._givers(path, owner, name, _FEW_STEPS)
         elif text.names is Names.MODULE:
-            yield from ((one, MODULE) for one in self._files_of(path, text.text))
+            for one in self._files_of(path, text.text):
+                yield one, MODULE
+                yield from self._given_by_package(one)
         elif text.names is Names.ANY:
             yield from ((one, MODULE) for one in self._imported_by_none)
         else:
@@ -326,6 +336,17 @@ class Project:
                 yield from self._read_of(path, named) if named is not None else []
             else:
                 yield from [(named, MODULE)] if named is not None else []
+
+    def _given_by_package(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """What a package gives on to who looks for a name in it: names, modules, and all names of modules."""
+        if path.name != "__init__.py":
+            return
+        for full in self._facts[path].outline.names.values():
+            home = self._named(path, full)
+            yield from [home] if home is not None else ((one, MODULE) for one in self._files_of(path, full))
+        for one in self._imported_whole(path):
+            yield from ((one, name) for name in self._facts[one].outline.defines)
+        yield from self._given_on(path)
 
     def _read_of(self, path: Path, settings: Path) -> Iterator[tuple[Path, str]]:
         """The keys of a file of settings, and of those that it chooses, that a program reads."""

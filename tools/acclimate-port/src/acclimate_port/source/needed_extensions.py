@@ -25,7 +25,7 @@ _BUILDS = "cpp_extension"
 
 
 def extensions_built(source: bytes) -> Iterator[tuple[str, bool]]:
-    """The names of the extensions for CUDA that a build script makes, and whether it needs CUDA for them.
+    """The names of the extensions for CUDA that a script builds, and whether it needs CUDA for them.
 
     One that can make the extension for a host too (``CppExtension``), and raises nothing about CUDA, does not.
     """

@@ -182,7 +182,7 @@ class Survey:
     """Those of the extensions that can be built with CUDA alone."""
 
     resources: frozenset[str] = frozenset()
-    """The names by which files tell a scheduler such as Ray of GPUs, and those that their values come from."""
+    """The names by which files tell a scheduler such as Ray of GPUs, and where their values come from."""
 
     @cached_property
     def backends_used(self) -> frozenset[str]:
