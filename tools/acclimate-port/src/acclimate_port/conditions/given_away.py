@@ -318,7 +318,8 @@ def _commands_with_gpus(file: SourceFile) -> list[Span]:
         call for call in file.tree.of_type(cst.Call) if _STARTS.match(file.tree.qualified(call.func) or "")
     )
     functions = {id(file.tree.function(call)) for call in starts}
-    texts = [*file.tree.of_type(cst.SimpleString), *file.tree.of_type(cst.FormattedStringText)]
+    texts: list[cst.SimpleString | cst.FormattedStringText] = [*file.tree.of_type(cst.SimpleString)]
+    texts += file.tree.of_type(cst.FormattedStringText)
     return [
         file.span(text)
         for text in (texts if functions else ())

@@ -27,7 +27,7 @@ _BUILDS = "cpp_extension"
 def extensions_built(source: bytes) -> Iterator[tuple[str, bool]]:
     """The names of the extensions for CUDA that a script builds, and whether it needs CUDA for them.
 
-    One that can make the extension for a host too (``CppExtension``), and raises nothing about CUDA, does not.
+    One that can make it for a host too (``CppExtension``), and raises nothing about CUDA, does not.
     """
     if b"CUDAExtension" not in source:
         return

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from acclimate_port.source.tree import text_of
 
 _SCHEDULERS = re.compile(
-    r"^[ \t]*(?:from|import)[ \t]+(?:ray|dask|dask_cuda|dask_jobqueue|distributed|submitit|simple_slurm|parsl)\b",
+    r"^[ \t]*(?:from|import)[ \t]+"
+    r"(?:ray|dask|dask_cuda|dask_jobqueue|distributed|submitit|simple_slurm|parsl)\b",
     re.M,
 )
 _WORDS = (
