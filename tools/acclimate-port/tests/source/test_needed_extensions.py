@@ -97,3 +97,18 @@ def test_an_extension_that_a_program_can_do_without_holds_nothing_back(
     }
     entry = site(ported_project(tmp_path, files, target)["main.py"], "torch.rand(2).cuda()")
     assert "cannot be imported" not in entry.reason
+
+
+@EACH_TARGET
+def test_a_module_with_the_name_of_its_package_is_not_imported_with_the_package(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "pkg/__init__.py": "import sys\n",
+        "pkg/pkg.py": "import simple_knn\n",
+        "pkg/utils/__init__.py": "",
+        "pkg/utils/boxes.py": "def attend(x):\n    return x\n",
+        "pkg/utils/main.py": MAIN.replace("ops.attend", "pkg.utils.boxes"),
+    }
+    entry = site(ported_project(tmp_path, files, target)["pkg/utils/main.py"], "torch.rand(2).cuda()")
+    assert entry.status is Status.CONVERTED

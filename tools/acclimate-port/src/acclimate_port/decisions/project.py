@@ -502,7 +502,10 @@ class Project:
         names = [".".join(parts[: at + 1]) for at in range(len(parts))] or [module]
         for name in names:
             found = self._files_of(path, name)
-            yield from found if len(found) == 1 else ()
+            is_package = name is not names[-1]
+            yield from (
+                one for one in found if len(found) == 1 and (one.name == "__init__.py" or not is_package)
+            )
 
     def _running(self, path: Path, line: int) -> set[Path]:
         """A file, and those whose code runs its function that a line is in, also through others."""
