@@ -227,7 +227,7 @@ class Project:
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""
-        stays = self._stays()
+        stays = self._all_that_stays
         found: dict[Path, dict[Symbol, str]] = {}
         for path, known in self._facts.items():
             own: dict[Symbol, str] = {}
@@ -396,7 +396,7 @@ class Project:
         relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
         stays, relied_on = (
             {_owner(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
-            for found in (self._stays(), relied)
+            for found in (self._all_that_stays, relied)
         )
         last_names = {owner.rpartition(":")[2] for owner in stays | relied_on}
         found = []
@@ -454,7 +454,8 @@ class Project:
         is_empty = path.name == "__init__.py" and self._facts[path].outline == Outline()
         return inside if is_empty and inside in self._facts else path
 
-    def _stays(self) -> dict[_Known, dict[Path, _Place]]:
+    @cached_property
+    def _all_that_stays(self) -> dict[_Known, dict[Path, _Place]]:
         """The symbols that stay, also those that others imply, with the places that do.
 
         The places are by the file that they are in, or in which an attribute of any object leads to them.

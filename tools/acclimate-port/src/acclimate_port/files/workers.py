@@ -189,13 +189,14 @@ def _port_again(
         known = {path: one.facts for path, one in results.items() if path.suffix in _PROGRAMS}
         return Project({**known, **others}, lookups)
 
-    between = project().between(_words)
+    first = project()
+    between = first.between(_words)
     asked = replace(settings, concerns_all=True)
     # They are not ported, so nothing in them relies on others.
     asked_of = _port_each(dict.fromkeys(between, asked), jobs, looks)
     others |= {one.path: replace(one.facts, relies=frozenset()) for one in asked_of}
-    for _ in range(_MOST_ROUNDS):
-        found = project().doubts()
+    for at in range(_MOST_ROUNDS):
+        found = (first if not at and not between else project()).doubts()
         if not found:
             return
         for path, own in found.items():

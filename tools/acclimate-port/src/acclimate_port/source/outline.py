@@ -320,10 +320,12 @@ def _given_whole(module: ast.Module, names: dict[str, str]) -> Iterator[Text]:
 
     Whoever gets a module may run all that is in it.
     """
-    for call in (one for one in python_nodes(module) if isinstance(one, ast.Call)):
-        for value in (*call.args, *(one.value for one in call.keywords)):
-            if isinstance(value, ast.Name) and value.id in names and not NO_PROJECT.match(names[value.id]):
-                yield Text(Names.MODULE, names[value.id])
+    own = {name: full for name, full in names.items() if not NO_PROJECT.match(full)}
+    for call in python_nodes(module) if own else ():
+        if type(call) is ast.Call:
+            for value in (*call.args, *(one.value for one in call.keywords)):
+                if type(value) is ast.Name and value.id in own:
+                    yield Text(Names.MODULE, own[value.id])
 
 
 def _searched(node: ast.AST) -> ast.Name | ast.Attribute | None:

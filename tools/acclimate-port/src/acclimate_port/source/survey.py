@@ -43,6 +43,7 @@ _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w.]+)(?:[ \t]+as[ \t]+(\w+))?", re
 _OLD_CONSTRUCTOR = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:fairscale|apex)\b|(?<!class )\bTensor\(", re.M
 )
+_OLD_WORDS = (b"Tensor(", b"fairscale", b"apex")
 _NOT_OF_HOST = (
     rb"""(?!["']cuda["']\s*[,)]|accelerator_type|get_accelerator|(?:device_type|dtype|enabled)\s*=|[\s)])"""
     rb"""(?![^\n]*enabled\s*=[^\n]*(?:is_available\(\)|[!=]= .cpu))(?![^\n]*["']cuda["'])"""
@@ -260,10 +261,10 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         makers,
         named,
         modules,
-        bool(_OLD_CONSTRUCTOR.search(source)),
+        any(word in source for word in _OLD_WORDS) and bool(_OLD_CONSTRUCTOR.search(source)),
         may_autocast_on_host(source),
-        bool(_SETS_VISIBLE.search(source)),
-        bool(_FORKS.search(source)),
+        b"_VISIBLE_DEVICES" in source and bool(_SETS_VISIBLE.search(source)),
+        b"fork" in source and bool(_FORKS.search(source)),
         frozenset(_flags_given(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
@@ -271,7 +272,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_own_objects(source, path)) if path is not None else frozenset(),
         frozenset(name for name, _ in built),
         frozenset(_for_torch(source, path)) if path is not None else frozenset(),
-        _IMPORT_OF_LIGHTNING.search(source) is not None,
+        b"lightning" in source and _IMPORT_OF_LIGHTNING.search(source) is not None,
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         _GROUPS_ON_HOST.search(source) is not None,
