@@ -157,3 +157,21 @@ def test_a_device_that_another_file_gives_a_library_with_own_names_is_unsafe(
     }
     found = ported_project(tmp_path, files, target)["answers.py"]
     assert site(found, choice).status is Status.UNSAFE
+
+
+STARTED = "import os\nimport sys\nfrom multiprocessing import Pool\n\nimport torch\n\n\n"
+RUN = "def run(given):\n    name, gpu = given\n    os.system('python3 {{}} --name={{}} {option}={{}}'.format(sys.argv[1], name, gpu))\n\n\n"
+POOL = f"n = {COUNT}\npool = Pool(processes=n)\npool.map(run, [(at, at % n) for at in range(9)])\n"
+
+
+@EACH_TARGET
+def test_a_count_is_unsafe_in_a_file_whose_processes_get_gpus(target: str) -> None:
+    for option, status in (("--gpus", Status.UNSAFE), ("--seed", Status.CONVERTED)):
+        ported = port_text(STARTED + RUN.format(option=option) + POOL, Settings(target))
+        assert [one.status for one in ported.sites] == [status], ported.sites
+
+
+@EACH_TARGET
+def test_a_count_that_is_only_told_is_safe_beside_a_command_with_gpus(target: str) -> None:
+    ported = port_text(f"{STARTED}{RUN.format(option='--gpus')}print({COUNT})\n", Settings(target))
+    assert [one.status for one in ported.sites] == [Status.CONVERTED], ported.sites

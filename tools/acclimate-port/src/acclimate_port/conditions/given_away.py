@@ -22,7 +22,7 @@ from acclimate_port.dataflow.receivers import (
     uses_lightning,
 )
 from acclimate_port.dataflow.uses import uses_of, whole_choice
-from acclimate_port.source.tree import called_name, dotted, entry_key, last_name, string_value, walk
+from acclimate_port.source.tree import Span, called_name, dotted, entry_key, last_name, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
 FOR_ANY = {
@@ -41,6 +41,8 @@ _DEVICE_TEXT = re.compile(r"\(?[rf]*['\"]+cuda:")
 _STARTS = re.compile(r"subprocess\.\w+$|os\.(system|popen|exec\w+|spawn\w+)$")
 """Functions that start another process."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_GPUS_OF_COMMAND = re.compile(r"VISIBLE_DEVICES|--\w*gpus?\b|--device\b")
+"""How a command line is told of devices."""
 _COMMAND = re.compile(
     r"VISIBLE_DEVICES|--\w|(^|\s)(python3?|torchrun|srun|sbatch|mpirun|deepspeed|accelerate)\s|\bgres=|#SBATCH|#PBS"
 )
@@ -60,6 +62,8 @@ _KEEP_NUMBER = ("max", "min", "int", "bool", "float", "list", "range")
 _OF_LIGHTNING = {"accelerator", "gpus", "devices", "num_gpus", "strategy", "precision"}
 _OPTIONS_OF_GPUS = re.compile(r"(^|_)(n|num)?_?gpus?(_per_\w+)?$|^cuda_device$|^ctx_id$|^gpu_ids?$")
 """Arguments by which libraries are told to use NVIDIA's GPUs."""
+_KEY_OF_GPUS = re.compile(r"(num_)?gpus?$", re.IGNORECASE)
+"""Keys of dictionaries by which schedulers are asked for GPUs."""
 _MOST = 60
 
 
@@ -69,6 +73,10 @@ def reason_against_giving(file: SourceFile, question: cst.CSTNode) -> str:
     for value in values:
         if library := _library(file, value):
             return f"`{library}` gets its answer, and may mean CUDA by it"
+    if name := _resource(file, question, values):
+        return (
+            f"it reaches `{name}`, by which a scheduler such as Ray gives out GPUs that may be NVIDIA's alone"
+        )
     if word := _word_for_lightning(file, question, values):
         return f"it decides about `{word}`, by which Lightning or another library chooses CUDA"
     for value in values:
@@ -78,6 +86,8 @@ def reason_against_giving(file: SourceFile, question: cst.CSTNode) -> str:
             )
         if line := _text_given(file, value):
             return f"a text or a command in line {line}, which other code reads, is made by its answer"
+    if line := _command_with_gpus(file, question, values):
+        return f"line {line} tells other processes of GPUs, which may be CUDA's, by such a number"
     if call := _call_of_others(file, question):
         return f"it decides about `{call}`, by which another library uses CUDA"
     if word := _word_chosen(file, question):
@@ -182,6 +192,45 @@ def package_of_others(file: SourceFile, function: cst.CSTNode) -> str:
     return "" if known or is_own else package
 
 
+def _resource(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:
+    """The name by which the project tells a scheduler of GPUs, if an answer reaches it; else ``""``.
+
+    A value that is kept by that name or under a key for GPUs, the result of a function of that name, and what
+    a branch enters under such a key.
+    """
+    names = file.survey.resources
+    if not names:
+        return ""
+    function = file.tree.function(question)
+    if isinstance(function, cst.FunctionDef) and function.name.value in names:
+        return function.name.value
+    for value in values:
+        for name in _names_given(file, value):
+            if name in names or _KEY_OF_GPUS.match(name):
+                return name
+    places = branches_of_result(file, question)
+    keys = (
+        ((one, string_value(one.key) or "") for one in file.tree.of_type(cst.DictElement)) if places else ()
+    )
+    for entry, key in keys:
+        start = file.span(entry).start
+        if _KEY_OF_GPUS.match(key) and any(place.start <= start < place.end for place in places):
+            return key
+    return ""
+
+
+def _names_given(file: SourceFile, value: cst.CSTNode) -> Iterator[str]:
+    """The attributes, keys, arguments and fields that a value is kept by."""
+    at = file.tree.parent(value)
+    if isinstance(at, (cst.Assign, cst.AnnAssign)):
+        targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        yield from (entry_key(one) or last_name(one) for one in targets)
+    elif isinstance(at, cst.DictElement):
+        yield string_value(at.key) or ""
+    elif (given := file.tree.given_to(value)) is not None:
+        yield given.word
+
+
 def _word_for_lightning(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:
     """The setting of Lightning's trainers that a test decides about: ``cfg.trainer.accelerator = "cpu"``."""
     words = _OF_LIGHTNING if uses_lightning(file) else {"accelerator"}
@@ -251,6 +300,31 @@ def _text_given(file: SourceFile, value: cst.CSTNode) -> int:
             if file.tree.qualified(one) is None and (is_command or is_read):
                 return file.tree.line(file.span(text).start)
     return 0
+
+
+def _command_with_gpus(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> int:
+    """The line of a command with GPUs, in a file that starts processes and does more than tell a number."""
+    commands = _commands_with_gpus(file)
+    is_count = isinstance(question, cst.Call) and called_name(question) == "device_count"
+    if not commands or not is_count or all(_is_told(file, value) for value in values):
+        return 0
+    return file.tree.line(commands[0].start)
+
+
+@kept
+def _commands_with_gpus(file: SourceFile) -> list[Span]:
+    """The texts about GPUs in the functions that start other processes, and what these get."""
+    starts = (
+        call for call in file.tree.of_type(cst.Call) if _STARTS.match(file.tree.qualified(call.func) or "")
+    )
+    functions = {id(file.tree.function(call)) for call in starts}
+    texts: list[cst.SimpleString | cst.FormattedStringText] = [*file.tree.of_type(cst.SimpleString)]
+    texts += file.tree.of_type(cst.FormattedStringText)
+    return [
+        file.span(text)
+        for text in (texts if functions else ())
+        if _GPUS_OF_COMMAND.search(text.value) and id(file.tree.function(text)) in functions
+    ]
 
 
 def text_with(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode | None:

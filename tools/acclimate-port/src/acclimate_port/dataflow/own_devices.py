@@ -172,10 +172,6 @@ def computes_elsewhere(file: SourceFile) -> str:
         package = next((one for one in packages_of(statement) if one in NEEDED), "")
         if package and is_needed and package not in file.survey.modules:
             return f"the file imports `{package}`, which only NVIDIA GPUs run"
-        parts = _modules_named(statement) if is_needed else []
-        for folder, name, needed in file.survey.for_nvidia:
-            if any(one[-1] == name and (len(one) == 1 or one[-2] in ("", folder)) for one in parts):
-                return f"the file imports `{name}`, which imports `{needed}`, and only NVIDIA GPUs run that"
         if any(one[:2] == ["numba", "cuda"] for one in _modules_named(statement)):
             return "the file has kernels of numba for CUDA"
         if "fastai" in packages_of(statement) and is_needed and "fastai" not in file.survey.modules:

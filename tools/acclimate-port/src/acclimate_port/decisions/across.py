@@ -67,6 +67,7 @@ _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _BACKEND = Symbol(Kind.BACKEND, "any:backend")
 _SPLIT = Symbol(Kind.SPLIT, "any:device_ids")
 _LOAD = Symbol(Kind.LOAD, f"here:{MODULE}")
+_IMPORT = Symbol(Kind.IMPORT, f"here:{MODULE}")
 _REPORT = Symbol(Kind.REPORT, "here:")
 _REPORT_STAYS = Symbol(Kind.REPORT, "here:(stays)")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
@@ -106,6 +107,7 @@ class Across:
         is_staged_by_none = file.target.name == "torch" and file.survey.groups_on_host
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
+            self._relying[_IMPORT].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
             if may_take_host(file, decisions[index].finding):

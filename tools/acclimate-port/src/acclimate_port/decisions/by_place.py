@@ -27,6 +27,7 @@ from acclimate_port.conditions.local_imports import (
     reason_without_value,
 )
 from acclimate_port.conditions.missing_cuda import reason_against_host
+from acclimate_port.conditions.pinned_memory import only_pins, reason_against_pinning
 from acclimate_port.conditions.statements import decided_by, refuses, whole_condition
 from acclimate_port.dataflow.own_devices import (
     bound_elsewhere,
@@ -98,6 +99,9 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
         return finding.rule.left(file, finding.node, reason, finding.claims)
     if finding.safe and (reason := _reason_to_doubt(file, finding)):
         return dataclasses.replace(finding, safe=False, reason=reason)
+    if finding.safe and is_test(file, finding) and (reason := reason_against_pinning(file, finding.node)):
+        is_alone = only_pins(file, finding.node)
+        return dataclasses.replace(finding, safe=False, reason=reason, stands_alone=is_alone)
     return finding
 
 

@@ -97,6 +97,8 @@ class OneDevice:
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
         self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
         self.on_device += self.groups[Kind.FIGURE]
+        self._waits = [index for index in calls if self._called(index) == "synchronize"]
+        self.on_device += [index for index in self._waits if self._gets_device(index)]
         """What is right only on the device that the rest of the program chooses."""
 
     @cached_property
@@ -146,12 +148,12 @@ class OneDevice:
         """Makes edits unsafe beside those that stay or are unsafe; returns the changed ones."""
         visible = self._all.of_rules("visible-devices")
         counts = [index for index in self.groups[Kind.PLACE] if self._called(index) == "device_count"]
-        waits = [i for i in self._all.of_rules("runtime-call") if self._called(i) == "synchronize"]
         beside = [(members, members) for members in self.groups.values()]
         beside += [([test], [other]) for test, other in self._texts]
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
-        beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
+        beside += [(self._annotations(), self.groups[Kind.CAST]), (self._waits, self.groups[Kind.STREAM])]
         beside += [(self.turned_off, self.groups[Kind.CAST]), (self.groups[Kind.CAST], self.turned_off)]
+        beside += [([index], self._raising_before(index)) for index in self._waits]
         # What takes the time of the device, or orders its work, fails on others where it is not edited.
         offered = [i for i in self.groups[Kind.STREAM] if self._all[i].status is Status.CONVERTED]
         beside += [(self.groups[Kind.PLACE], offered)]
@@ -162,6 +164,24 @@ class OneDevice:
             for index in members
             if self._all.stay_beside(index, other)
         }
+
+    def _gets_device(self, index: int) -> bool:
+        """Whether a call gets a device, other than by a number: ``torch.cuda.synchronize(self.device)``."""
+        node = self._all[index].finding.node
+        given = node.args[0].value if isinstance(node, cst.Call) and node.args else None
+        return given is not None and not isinstance(given, cst.Integer)
+
+    def _raising_before(self, index: int) -> list[int]:
+        """The resets of memory figures before a call in its function, which raise without CUDA."""
+        function = self._file.tree.function(self._all[index].finding.node)
+        before = [one for one in self.groups[Kind.FIGURE] if one < index] if function is not None else []
+        return [
+            one
+            for one in before
+            if self._called(one) in RESETS | OLD_RESETS
+            and self._file.tree.function(self._all[one].finding.node) is function
+            and not self._file.is_guarded(self._all[one].finding.node)
+        ]
 
     def _annotations(self) -> list[int]:
         """The classes of autocasts and scalers in annotations: ``scaler: GradScaler | None``."""

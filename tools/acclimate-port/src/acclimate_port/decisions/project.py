@@ -38,6 +38,7 @@ _REASONS = {
     Kind.GROUP: "torch's process groups have no kernels for Apple's MPS, which {place} would need",
     Kind.KERNEL: "Apple's MPS has no kernel for a function of torch that {place} calls",
     Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
+    Kind.IMPORT: "{place}, without which this file cannot be imported, needs NVIDIA's GPUs or its compiler",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
@@ -54,10 +55,11 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind.SPLIT)
+_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind.SPLIT, Kind.IMPORT)
 """What is known of each file that has been read, also if it was not ported."""
 _ALSO_IN_ONE_FILE = (
     *(Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.LOAD),
+    Kind.IMPORT,
 )
 """What the joins inside one file do not look for."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
@@ -197,8 +199,16 @@ class Project:
             if held is not None and any(held[1] == by for by, _ in self._facts[held[0]].outline.fills):
                 yield held
             elif "." in function and REGISTERS.search(function.rpartition(".")[2]):
-                held = self._named(path, _parted(function)[0])
+                held = self._holder(path, _parted(function)[0])
                 yield from [held] if held is not None else []
+
+    def _holder(self, path: Path, text: str) -> _Home | None:
+        """What a name of the project holds in an attribute: ``Tables`` of ``pkg.tables.Tables.models``."""
+        while text.strip("."):
+            if (held := self._named(path, text)) is not None:
+                return held
+            text = _parted(text)[0] if "." in text.strip(".") else ""
+        return None
 
     def _named(self, path: Path, text: str) -> tuple[Path, str] | None:
         """The file that defines what another names by a name of its own or by a full name, and the name."""
@@ -217,7 +227,7 @@ class Project:
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""
-        stays = self._stays()
+        stays = self._all_that_stays
         found: dict[Path, dict[Symbol, str]] = {}
         for path, known in self._facts.items():
             own: dict[Symbol, str] = {}
@@ -315,7 +325,9 @@ class Project:
             owner, name = _parted(text.text)
             yield from self._givers(path, owner, name, _FEW_STEPS)
         elif text.names is Names.MODULE:
-            yield from ((one, MODULE) for one in self._files_of(path, text.text))
+            for one in self._files_of(path, text.text):
+                yield one, MODULE
+                yield from self._given_by_package(one)
         elif text.names is Names.ANY:
             yield from ((one, MODULE) for one in self._imported_by_none)
         else:
@@ -324,6 +336,17 @@ class Project:
                 yield from self._read_of(path, named) if named is not None else []
             else:
                 yield from [(named, MODULE)] if named is not None else []
+
+    def _given_by_package(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """What a package gives on to who looks for a name in it: names, modules, and all names of modules."""
+        if path.name != "__init__.py":
+            return
+        for full in self._facts[path].outline.names.values():
+            home = self._named(path, full)
+            yield from [home] if home is not None else ((one, MODULE) for one in self._files_of(path, full))
+        for one in self._imported_whole(path):
+            yield from ((one, name) for name in self._facts[one].outline.defines)
+        yield from self._given_on(path)
 
     def _read_of(self, path: Path, settings: Path) -> Iterator[tuple[Path, str]]:
         """The keys of a file of settings, and of those that it chooses, that a program reads."""
@@ -373,7 +396,7 @@ class Project:
         relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
         stays, relied_on = (
             {_owner(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
-            for found in (self._stays(), relied)
+            for found in (self._all_that_stays, relied)
         )
         last_names = {owner.rpartition(":")[2] for owner in stays | relied_on}
         found = []
@@ -431,7 +454,8 @@ class Project:
         is_empty = path.name == "__init__.py" and self._facts[path].outline == Outline()
         return inside if is_empty and inside in self._facts else path
 
-    def _stays(self) -> dict[_Known, dict[Path, _Place]]:
+    @cached_property
+    def _all_that_stays(self) -> dict[_Known, dict[Path, _Place]]:
         """The symbols that stay, also those that others imply, with the places that do.
 
         The places are by the file that they are in, or in which an attribute of any object leads to them.
@@ -454,7 +478,35 @@ class Project:
         for path, line in self._loads_of_cuda(found):
             for running in self._running(path, line):
                 found[Kind.LOAD, self._made_by(running, MODULE)].setdefault(path, (path, line))
+        for path in self._facts if Kind.IMPORT in self._kinds else ():
+            if (place := self._needed(path)) is not None:
+                found[Kind.IMPORT, self._made_by(path, MODULE)] = {place[0]: place}
         return found
+
+    def _needed(self, path: Path) -> _Place | None:
+        """The first place that needs CUDA among a file and those that are imported whenever it is."""
+        symbol = Symbol(Kind.IMPORT, f"here:{MODULE}")
+        waiting, seen = deque([path]), {path}
+        while waiting:
+            at = waiting.popleft()
+            known = self._facts[at]
+            if symbol in known.stays:
+                return at, known.stays[symbol]
+            following = [one for module in known.outline.always for one in self._run_by_import(at, module)]
+            waiting += [one for one in dict.fromkeys(following) if one not in seen]
+            seen |= {*following}
+        return None
+
+    def _run_by_import(self, path: Path, module: str) -> Iterator[Path]:
+        """The files that run when a module is imported: its packages and itself, if it is known which."""
+        parts = module.split(".") if not module.startswith(".") else []
+        names = [".".join(parts[: at + 1]) for at in range(len(parts))] or [module]
+        for name in names:
+            found = self._files_of(path, name)
+            is_package = name is not names[-1]
+            yield from (
+                one for one in found if len(found) == 1 and (one.name == "__init__.py" or not is_package)
+            )
 
     def _running(self, path: Path, line: int) -> set[Path]:
         """A file, and those whose code runs its function that a line is in, also through others."""

@@ -64,6 +64,8 @@ class Kind(Enum):
     """One whose code gives tensors of the device to what takes them from CUDA alone, or takes the device."""
     LOAD = "load"
     """A file whose code loads a checkpoint to the device that it was saved on."""
+    IMPORT = "import"
+    """A file that cannot be imported without CUDA."""
     SPLIT = "split"
     """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"

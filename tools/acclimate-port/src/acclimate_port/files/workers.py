@@ -24,6 +24,7 @@ from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.cuda_tensors import given_to_cuda
 from acclimate_port.source.float64 import float64
 from acclimate_port.source.mps_kernels import without_mps
+from acclimate_port.source.needed_extensions import line_that_needs_cuda
 from acclimate_port.source.outline import Outline, blocks_of_refused, outline, outline_of_refused
 from acclimate_port.source.parallel_reads import parallel_reads
 from acclimate_port.source.process_groups import on_groups
@@ -188,13 +189,14 @@ def _port_again(
         known = {path: one.facts for path, one in results.items() if path.suffix in _PROGRAMS}
         return Project({**known, **others}, lookups)
 
-    between = project().between(_words)
+    first = project()
+    between = first.between(_words)
     asked = replace(settings, concerns_all=True)
     # They are not ported, so nothing in them relies on others.
     asked_of = _port_each(dict.fromkeys(between, asked), jobs, looks)
     others |= {one.path: replace(one.facts, relies=frozenset()) for one in asked_of}
-    for _ in range(_MOST_ROUNDS):
-        found = project().doubts()
+    for at in range(_MOST_ROUNDS):
+        found = (first if not at and not between else project()).doubts()
         if not found:
             return
         for path, own in found.items():
@@ -224,6 +226,8 @@ def _with_values(facts: Facts, source: str | bytes, known: Survey, sites: Sequen
     bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers)
     stays |= {Symbol(Kind.BOUND, f"here:{home}"): line for home, line in bound.items()}
     stays |= {Symbol(Kind.FLOAT64, text): line for text, line in found.given.items()}
+    if line := line_that_needs_cuda(source, known.extensions_of_cuda):
+        stays[Symbol(Kind.IMPORT, f"here:{MODULE}")] = line
     implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
     implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]
     implied = (*facts.implies, *implies)

@@ -198,7 +198,8 @@ A question or a number is unsafe where it reaches code that means CUDA by it: an
 dictionary of arguments (`easyocr.Reader(gpu=torch.cuda.is_available())`, `Trainer(devices=torch.cuda.device_count())`); a
 setting `accelerator` that it decides about, which is Lightning's; a variable of the environment; a text that is no message, such
 as a command, a script or a part of a name (`f"torchrun --nproc_per_node={n}"`); and words such as `"--cuda"` and `"h264_nvenc"`,
-or calls of other libraries such as `spacy.require_gpu()`, in the branch that it decides about. Libraries that take any accelerator
+or calls of other libraries such as `spacy.require_gpu()`, in the branch that it decides about. The same for what Ray, Dask,
+submitit or SLURM are told of GPUs, and for a number in a file whose commands name GPUs. Libraries that take any accelerator
 (transformers, accelerate, diffusers), messages, logs and errors do not count.
 
 What serves one purpose in a function is one decision too: the backend of a process group and the devices that the function
@@ -211,7 +212,7 @@ process. A figure of a device that may be a CPU's is unsafe, and so are a figure
 their program stays.
 
 If the file has code for another device, a test is false there, as before. A test in another function that only waits,
-seeds or frees memory is not: that is right on every device.
+seeds or frees memory is not: that is right on every device. A `synchronize` that gets a device goes with that device.
 
 `torch.cuda.Event(…)` fails on a host at the latest when it is recorded. With `--to torch` its edit is safe if the same
 block records it; others are unsafe, as torch's events of a CPU have no methods, and so are the devices of the file.

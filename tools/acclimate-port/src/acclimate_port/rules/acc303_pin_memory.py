@@ -32,7 +32,8 @@ class PinMemory(Rule[cst.Call]):
 a test around the call, if it has none and `x` is a plain name. If the same expression creates the tensor, the test
 becomes the `pin_memory` argument of that call. `pin_memory=True` also raises, and becomes a test of the device. In a
 `DataLoader` it only warns, and stays; `pin_memory_device="cuda"` is removed, as torch pins for the device that it
-finds. A branch on the device is edited only together with the pinning inside it."""
+finds. A branch on the device is edited only together with the pinning inside it. A test by which the file itself pins
+memory is unsafe: some releases of torch refuse to pin on Macs, where such a program pinned nothing."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.pin_memory()\n",

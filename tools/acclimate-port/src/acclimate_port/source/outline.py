@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text, settings_read
+from acclimate_port.source.needed_extensions import always_imported
 from acclimate_port.source.tree import (
     last_python_name,
     module_of,
@@ -35,7 +36,7 @@ _MOST_IMPORTS = 4
 """The most imports of one name that are followed."""
 _LOOK_UP = {"get", "build"}
 """Methods that look an entry of a table or of a registry up."""
-REGISTERS = re.compile(r"(^|_)regist(er|ry|ers)(_|$)")
+REGISTERS = re.compile(r"(^|_)regist(er?|ry|ers)(_|$)")
 """Names of functions and methods that enter something in a table: ``@MODELS.register_module()``."""
 NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)(\.|$)")
 """Packages that no project defines, so that the names in them need not be looked up."""
@@ -96,6 +97,8 @@ class Outline:
     """The function that gives the value of each fixture of pytest, or of a parameter of tests."""
     takes: dict[str, frozenset[str]] = field(default_factory=dict)
     """The names of the fixtures that each test, class of tests and fixture may get."""
+    always: tuple[str, ...] = ()
+    """The modules that are imported whenever this one is, with the names that may be modules."""
 
 
 def outline(source: str | bytes) -> Outline:
@@ -161,6 +164,9 @@ def outline(source: str | bytes) -> Outline:
         name: frozenset(text for one in held for text in _tabled(one, walked[id(one)], names, searches))
         for name, held in defined.items()
     }
+    # What a module runs itself: `main(getattr(models, name))`.
+    loose = [one for one in module.body if searches and not isinstance(one, _OWN_NAMES)]
+    searched = [text for one in loose for text in _tabled(one, python_nodes(one), names, searches)]
     looks_up = texts.by_statement((name, one) for name, held in defined.items() for one in held)
     return Outline(
         frozenset(defined),
@@ -187,12 +193,13 @@ def outline(source: str | bytes) -> Outline:
         frozenset(pair for one in statements for pair in _registered_by(one, own, names)),
         frozenset(fills),
         frozenset(pair for pair in bases if pair[1]),
-        texts.all().union(*tabled.values()),
+        texts.all().union(*tabled.values(), _given_whole(module, names), searched),
         _is_script(statements, own),
         {name: looks_up.get(name, frozenset()) | held for name, held in tabled.items()},
         settings_read(text),
         _fixtures(module),
         _takes(module),
+        tuple(dict.fromkeys(one for one in always_imported(module) if not NO_PROJECT.match(one))),
     )
 
 
@@ -306,6 +313,19 @@ def _tabled(
         first, *inner = _evaluated(node)
         if first in names:
             yield Text(Names.MODULE, ".".join([names[first], *inner]))
+
+
+def _given_whole(module: ast.Module, names: dict[str, str]) -> Iterator[Text]:
+    """The modules, among other imported things, that code gives away: ``super().__init__(args, func)``.
+
+    Whoever gets a module may run all that is in it.
+    """
+    own = {name: full for name, full in names.items() if not NO_PROJECT.match(full)}
+    for call in python_nodes(module) if own else ():
+        if type(call) is ast.Call:
+            for value in (*call.args, *(one.value for one in call.keywords)):
+                if type(value) is ast.Name and value.id in own:
+                    yield Text(Names.MODULE, own[value.id])
 
 
 def _searched(node: ast.AST) -> ast.Name | ast.Attribute | None:
@@ -531,7 +551,8 @@ def _bound_by(statement: ast.AST) -> Iterator[str]:
         yield statement.name
     elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
+        parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+        yield from (part.id for part in parts if isinstance(part, ast.Name))
 
 
 def _text(base: ast.expr, imported: dict[str, str]) -> str:

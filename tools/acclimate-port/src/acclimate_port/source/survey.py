@@ -13,11 +13,12 @@ from acclimate_port.source.build_scripts import files_imported, is_build_script
 from acclimate_port.source.cuda_packages import (
     CUDA_PACKAGES,
     KERNEL_PACKAGES,
-    NEEDED,
     OWN_LAYERS,
     OWN_OBJECTS,
 )
 from acclimate_port.source.module_classes import is_module_base
+from acclimate_port.source.needed_extensions import extensions_built
+from acclimate_port.source.resources import resources_given
 
 _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
@@ -42,6 +43,7 @@ _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w.]+)(?:[ \t]+as[ \t]+(\w+))?", re
 _OLD_CONSTRUCTOR = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:fairscale|apex)\b|(?<!class )\bTensor\(", re.M
 )
+_OLD_WORDS = (b"Tensor(", b"fairscale", b"apex")
 _NOT_OF_HOST = (
     rb"""(?!["']cuda["']\s*[,)]|accelerator_type|get_accelerator|(?:device_type|dtype|enabled)\s*=|[\s)])"""
     rb"""(?![^\n]*enabled\s*=[^\n]*(?:is_available\(\)|[!=]= .cpu))(?![^\n]*["']cuda["'])"""
@@ -96,7 +98,6 @@ _IMPORT_OF_OBJECTS = re.compile(
 _IMPORT_OF_LIGHTNING = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_lightning|lightning|lightning_fabric)\b", re.M
 )
-_IMPORT_FOR_NVIDIA = re.compile(rb"^(?:from|import)[ \t]+(?:%b)\b" % "|".join(sorted(NEEDED)).encode(), re.M)
 _WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 _ARGUMENTS = rb"\(((?:[^()]|\([^()]*\))*)\)"
 _TAKES_BACKEND = re.compile(
@@ -105,7 +106,6 @@ _TAKES_BACKEND = re.compile(
 _BACKEND = re.compile(rb"\b\w*backend\b(?![ \t]*=[^=])", re.IGNORECASE)
 _GETS_BACKEND = re.compile(rb"\b(\w*backend)[ \t]*(?::[^=\n]*)?=(?!=)([^\n,)]*)", re.IGNORECASE)
 _GIVES_BACKEND = re.compile(rb"\b(\w+)\(([^()\n]*\b\w*backend\b[^()\n]*)", re.IGNORECASE)
-_EXTENSION_NAME = re.compile(r"""\bCUDAExtension\(\s*(?:name\s*=\s*)?["'](?:\w+\.)*(\w+)["']""")
 _NOT_FOR_TORCH = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:\.|%b)|cuda\w*_|_cuda|cudnn|torch\.ops\b|cpp_extension"
     % "|".join(sorted(KERNEL_PACKAGES | CUDA_PACKAGES)).encode(),
@@ -161,9 +161,6 @@ class Survey:
     has_lightning: bool = False
     """Whether a file imports Lightning, whose trainers choose the device."""
 
-    for_nvidia: frozenset[tuple[str, str, str]] = frozenset()
-    """Modules that import a package for NVIDIA GPUs in any case: the folder, the module, and the package."""
-
     own_loaders: frozenset[str] = frozenset()
     """Classes with a method ``load_state_dict`` that are no modules, and may keep what it gets."""
 
@@ -181,6 +178,12 @@ class Survey:
 
     backends: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
+
+    extensions_of_cuda: frozenset[str] = frozenset()
+    """Those of the extensions that can be built with CUDA alone."""
+
+    resources: frozenset[str] = frozenset()
+    """The names by which files tell a scheduler such as Ray of GPUs, and where their values come from."""
 
     @cached_property
     def backends_used(self) -> frozenset[str]:
@@ -210,6 +213,7 @@ class Survey:
             classes=frozenset((name, "Module") for name in self._module_classes),
             backends=frozenset((name, "") for name in self.backends_used),
             extensions=self.extensions - self.modules,
+            extensions_of_cuda=self.extensions_of_cuda - self.modules,
         )
 
     @cached_property
@@ -249,6 +253,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         found[1].decode() for found in (_NAMES_DEVICE.finditer(source) if b"cuda" in source else ())
     )
     modules = frozenset([path.stem, path.parent.name]) if path is not None else frozenset()
+    built = [*extensions_built(source)]
     return Survey(
         frozenset(own),
         frozenset(_compiled(source)),
@@ -256,27 +261,26 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         makers,
         named,
         modules,
-        bool(_OLD_CONSTRUCTOR.search(source)),
+        any(word in source for word in _OLD_WORDS) and bool(_OLD_CONSTRUCTOR.search(source)),
         may_autocast_on_host(source),
-        bool(_SETS_VISIBLE.search(source)),
-        bool(_FORKS.search(source)),
+        b"_VISIBLE_DEVICES" in source and bool(_SETS_VISIBLE.search(source)),
+        b"fork" in source and bool(_FORKS.search(source)),
         frozenset(_flags_given(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
         frozenset(_package_flags(source)),
         frozenset(_own_objects(source, path)) if path is not None else frozenset(),
-        frozenset(
-            _EXTENSION_NAME.findall(source.decode(errors="replace")) if b"CUDAExtension" in source else ()
-        ),
+        frozenset(name for name, _ in built),
         frozenset(_for_torch(source, path)) if path is not None else frozenset(),
-        _IMPORT_OF_LIGHTNING.search(source) is not None,
-        frozenset(_for_nvidia(source, path)) if path is not None else frozenset(),
+        b"lightning" in source and _IMPORT_OF_LIGHTNING.search(source) is not None,
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         _GROUPS_ON_HOST.search(source) is not None,
         frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
+        frozenset(name for name, needs_cuda in built if needs_cuda),
+        resources_given(source),
     )
 
 
@@ -369,13 +373,6 @@ def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
     module = path.parent if path.name == "__init__.py" else path.with_suffix("")
     for found in _IMPORT_OF_OBJECTS.finditer(source):
         yield module.parent.name, module.name, (found[1] or found[2]).decode()
-
-
-def _for_nvidia(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
-    """The package for NVIDIA GPUs without which a module cannot be imported."""
-    if found := _IMPORT_FOR_NVIDIA.search(source):
-        module = path.parent if path.name == "__init__.py" else path.with_suffix("")
-        yield module.parent.name, module.name, found[0].split()[1].decode().partition(".")[0]
 
 
 def _flags(source: bytes) -> Iterator[str]:

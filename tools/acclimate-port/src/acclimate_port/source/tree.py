@@ -753,6 +753,8 @@ def python_nodes(node: ast.AST) -> list[ast.AST]:
 def _nodes_of(node: ast.AST) -> list[ast.AST]:
     found = [node]
     for at in found:
+        if type(at) in LEAVES:
+            continue
         for name in at._fields:
             value = getattr(at, name, None) if name not in _NO_NODES else None
             if type(value) is list:
@@ -764,6 +766,8 @@ def _nodes_of(node: ast.AST) -> list[ast.AST]:
 
 _HELD = "_held_nodes"
 _KEEP_NODES = {ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef}
+LEAVES = {ast.Name, ast.Constant}
+"""The most frequent nodes, which hold no node but a context."""
 _NO_NODES = {"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment", "simple"}
 """Fields that hold no node but an operator or a context."""
 
