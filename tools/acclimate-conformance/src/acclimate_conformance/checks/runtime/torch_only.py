@@ -17,6 +17,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
@@ -186,15 +188,14 @@ if __name__ == "__main__":
     wanted["sends"] = bool(kinds)
     print(json.dumps({"found": found, "wanted": wanted}))
 """
-_OF_TORCH = ("cpu", "cuda", "xpu", "mps")
-"""Types of devices that torch brings along."""
 
 
 def _is_plugged_in(accelerator: Accelerator) -> bool:
     """Whether importing torch makes the device: torch's own, or one whose vendor's plug-in torch loads."""
     vendors = {kind.__module__.partition(".")[0] for kind in type(accelerator).__mro__}
     plugged = {point.module.partition(".")[0] for point in entry_points(group="torch.backends")}
-    return accelerator.device_type in _OF_TORCH or bool(vendors & plugged)
+    is_of_torch = accelerator.device_type != torch._C._get_privateuse1_backend_name()
+    return is_of_torch or bool(vendors & plugged)
 
 
 @check(
