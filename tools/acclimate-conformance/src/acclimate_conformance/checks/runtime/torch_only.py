@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -208,15 +208,11 @@ def processes_that_import_torch_only(accelerator: Accelerator) -> str | None:
     place = "cpu" if is_host(accelerator) else accelerator.device_name(0)
     known = _is_plugged_in(accelerator)
     with tempfile.TemporaryDirectory() as folder, all_told() as noted:
-        Path(folder, "functions_of_conformance.py").write_text(_FUNCTIONS, encoding="utf-8")
-        sys.path.insert(0, folder)
-        try:
-            functions = import_module("functions_of_conformance")
-            functions.save(place, folder)
-            wanted_here = functions.observe(place, folder)
-        finally:
-            sys.path.remove(folder)
-            sys.modules.pop("functions_of_conformance", None)
+        functions = Path(folder, "functions_of_conformance.py")
+        functions.write_text(_FUNCTIONS, encoding="utf-8")
+        here = runpy.run_path(str(functions))
+        here["save"](place, folder)
+        wanted_here = here["observe"](place, folder)
         answer = _run(folder, place, accelerator.name, known)
         if answer is None:
             raise NotOfferedError(f"a process that imports torch only does not know {place}")
