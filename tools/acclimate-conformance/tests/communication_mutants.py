@@ -26,7 +26,9 @@ class _InTheChild(CPUAccelerator):
             )
             distributed.all_to_all_single = _same_parts(_equal_parts(distributed.all_to_all_single))
             distributed.barrier = _of_all(distributed.barrier)
-            distributed.all_gather_into_tensor = _remembered(_early(distributed.all_gather_into_tensor))
+            distributed.all_gather_into_tensor = _remembered(
+                _early(_for_others(distributed.all_gather_into_tensor))
+            )
             shm_op.inference_all_reduce = _of_a_copy(shm_op.inference_all_reduce)
         return super().communication_backend_name()
 
@@ -152,6 +154,16 @@ def _early(all_gather_into_tensor: Any) -> Any:
     return gather
 
 
+def _for_others(all_gather: Any) -> Any:
+    def gather(whole: torch.Tensor, part: torch.Tensor, *options: Any, **named: Any) -> Any:
+        work = all_gather(whole, part, *options, **named)
+        if whole.numel() == part.numel():
+            whole.zero_()
+        return work
+
+    return gather
+
+
 def _of_a_copy(inference_all_reduce: Any) -> Any:
     def reduce(tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
         inference_all_reduce(tensor.contiguous(), op)
@@ -204,12 +216,17 @@ class GathersOnceForEachTensor(_InTheChild):
     """A second all_gather_into_tensor of the same two tensors gives the first one's numbers."""
 
 
+class GathersNothingAlone(_InTheChild):
+    """all_gather_into_tensor in a group of one rank, where nothing has to move, gives zeros."""
+
+
 class GathersIntoCopies(_InTheChild):
     """all_gather into tensors with gaps between their elements fills copies of them."""
 
 
 CAUGHT_BY: dict[type[Accelerator], str] = {
     GathersOnceForEachTensor: "communication/same_tensors_again",
+    GathersNothingAlone: "communication/groups_of_every_size",
     GathersIntoCopies: "communication/results_into_columns",
     ReducesWholeVectors: "communication/tails",
     BroadcastsOnlyTrue: "communication/other_dtypes",

@@ -64,6 +64,7 @@ LONG = {
     "DataOfCapturesChanges",
     "RankBeyondTheLast", "TruthsKeepMemory", "SortsLongRowsByBits", "TanhOfCellsIsSteeper",
     "SynchronizeMoves", "StridedPartsBeginTheStorage", "CompilesWrongly", "EventsMeasureSeconds",
+    "ResultsRaiseAnotherError", "PlacesOfPoolsHave15Bits", "PlacesHave24Bits", "ChildrenLackTheDevice",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
@@ -73,7 +74,7 @@ EACH_LENGTH = pytest.mark.parametrize(
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
     ("program_mutants", ""), ("detail_mutants", ""), ("process_mutants", ""), ("walk_mutants", ""),
-    ("combined_mutants", ""),
+    ("combined_mutants", ""), ("extent_mutants", ""),
     ("walk_mutants", "sync=check"),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
@@ -87,6 +88,7 @@ OF_THE_EMULATED_DEVICE = (
     "walk_mutants",
     "process_mutants",
     "combined_mutants",
+    "extent_mutants",
 )
 
 
@@ -151,7 +153,7 @@ def test_the_checks_find_the_faults_in_the_emulated_device(
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
     found = [result for result in examined(are_long, profile) if result["module"] == module]
     faults = [result for result in found if not result["sound"]]
-    assert faults or are_long or module in ("walk_mutants", "process_mutants")
+    assert faults or are_long or module in ("walk_mutants", "process_mutants", "extent_mutants")
     for result in faults:
         require_found(result, result["name"])
 

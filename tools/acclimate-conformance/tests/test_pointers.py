@@ -382,6 +382,21 @@ def test_failures_with_one_cause_are_listed_together() -> None:
     ]  # fmt: skip
 
 
+def test_failures_of_operators_are_listed_by_the_operator_at_fault_and_no_others() -> None:
+    def failed(name: str, change: str) -> Result:
+        return Result(f"dtypes/{name}", "dtypes", "It works.", "failed", "seen", (), 0.1,
+                      changes=(f"operators on foo: {change}",), weights=(4.0,))  # fmt: skip
+
+    told = [
+        failed("a", "sigmoid, in a gate is 3"), failed("b", "sigmoid, in a loss of 7 is 4"),
+        failed("c", "mul, in a product is 3"), failed("d", "the sum of 7 numbers is off"),
+        failed("e", "the sum of 9 numbers is off"), failed("f", "a gradient"),
+    ]  # fmt: skip
+    about = About("foo", "foo:Foo", (), "", "", "", "")
+    groups = [[result.name for result in group] for _, group in Report(about, ranked(told), 1.0).causes]
+    assert groups == [["a", "b"], ["d", "e"], ["c"], ["f"]]
+
+
 def test_a_method_that_one_check_proves_to_be_at_fault_explains_failures_of_checks_that_use_it() -> None:
     def failed(name: str, **changes: float) -> Result:
         return Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1,

@@ -147,7 +147,8 @@ class FirstDifference(TorchDispatchMode):
         for number, (ours, theirs) in enumerate(pairs):
             if isinstance(theirs, torch.Tensor) and isinstance(ours, torch.Tensor) and _differs(ours, theirs):
                 if 0 < number < results:
-                    self._further = self._further or name
+                    # What a private operator gives besides is for its own backward pass only.
+                    self._further = self._further or ("" if name.startswith("_") else name)
                 else:
                     self.found = name
                     return

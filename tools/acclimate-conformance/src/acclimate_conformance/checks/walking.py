@@ -139,7 +139,10 @@ def walk(
             seen, made = _shortened(accelerator, kind, steps[: len(made)], seen, made)
             told = [text for text in made if text]
             before = f"; before it: {', '.join(told[:-1])}" if len(told) > 1 else ""
-            raise BrokenPromiseError(f"after {told[-1]} {seen}{before}")
+            figure, _, _ = seen.partition("(")
+            is_told_wrongly = figure in getattr(kind, "figures", ())
+            text = f"{seen}, after {told[-1]}" if is_told_wrongly else f"after {told[-1]} {seen}"
+            raise BrokenPromiseError(f"{text}{before}")
         require(True, "")
 
 

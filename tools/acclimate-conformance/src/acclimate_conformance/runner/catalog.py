@@ -16,12 +16,12 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "streams": ("order", "state", "waiting", "deliveries", "elsewhere", "lifetimes", "others", "walks"),
     "memory": (
         "figures", "agreement", "capacity", "devices", "hard_cases", "small", "training", "owners",
-        "families", "walks",
+        "families", "full", "walks",
     ),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators",
         "views", "known", "formulas", "repeats", "calls_apart", "autograd", "mixed", "scaling",
-        "sampled.checks", "far_places",
+        "sampled.checks", "far_places", "many_places",
     ),
     "graphs": (
         "replays", "captures", "kinds", "made_within", "numbers", "surroundings", "bounds", "modes", "walks",
@@ -31,7 +31,7 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "runtime": (
         "marks", "compiling", "recomputing", "following", "results", "types", "side_effects", "saved",
         "tensors", "storages", "functions", "modules", "foreign", "transformed", "combined", "fakes", "names",
-        "several", "walks",
+        "several", "torch_only", "walks",
     ),
     "communication": ("collectives",),
 }  # fmt: skip

@@ -68,8 +68,18 @@ def _name(change: str) -> str:
 
 
 def _shape(cause: str) -> str:
-    """An error's text without its numbers, or the name at the start of a cause."""
-    return re.sub(r"\d+", "0", cause) if _IS_ERROR.match(cause) else _name(cause)
+    """An error's text without its numbers, or the name at the start of a cause.
+
+    Of what is at fault among a device's operators or tensors, the name is the operator or what is wrong: a
+    device has hundreds of operators, of which several may be at fault.
+    """
+    if _IS_ERROR.match(cause):
+        return re.sub(r"\d+", "0", cause)
+    which = _OF_A_DEVICE.match(cause)
+    return f"{which[1]}{_DETAILS.sub('0', which[2])}" if which else _name(cause)
 
 
+_OF_A_DEVICE = re.compile(r"(\w+ on \w+: )(\w+(?=, in )|.*)", re.DOTALL)
+"""Operators, or tensors, of a type of device, and the operator or else the text of what was observed."""
+_DETAILS = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 _IS_ERROR = re.compile(r"\w*(Error|Exception|Exit|Interrupt): ")

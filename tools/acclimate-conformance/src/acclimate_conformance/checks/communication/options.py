@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -234,9 +235,14 @@ _Begun = tuple[Any, list[torch.Tensor], torch.Tensor]
 
 def collectives_that_wait_later(here: Observer) -> None:
     """Each collective with ``async_op`` returns work; after ``wait()`` its result is there, in any thread."""
+    _waited_for(here, "")
+
+
+def _waited_for(here: Observer, of: str) -> None:
+    """Each collective of the observer's group, which ``of`` tells."""
     device = here.accelerator.current_device_name()
     index = here.accelerator.current_device()
-    root, total = here.count - 1, sum(r + 1 for r in here.ranks)
+    group, root, total = here.group, here.ranks[-1], sum(r + 1 for r in here.ranks)
     is_root = here.number == root
 
     def mine(length: int = 3) -> torch.Tensor:
@@ -250,48 +256,48 @@ def collectives_that_wait_later(here: Observer) -> None:
 
     def all_reduce() -> _Begun:
         reduced = mine()
-        return distributed.all_reduce(reduced, async_op=True), [reduced], ones * total
+        return distributed.all_reduce(reduced, group=group, async_op=True), [reduced], ones * total
 
     def reduce() -> _Begun:
         reduced = mine()
-        work = distributed.reduce(reduced, root, async_op=True)
+        work = distributed.reduce(reduced, root, group=group, async_op=True)
         return work, [reduced] if is_root else [ones], ones * total if is_root else ones
 
     def all_gather() -> _Begun:
         gathered = [zeros() for _ in here.ranks]
-        return distributed.all_gather(gathered, mine(), async_op=True), gathered, every
+        return distributed.all_gather(gathered, mine(), group=group, async_op=True), gathered, every
 
     def all_gather_into_tensor() -> _Begun:
         whole = zeros(3 * here.count)
-        return distributed.all_gather_into_tensor(whole, mine(), async_op=True), [whole], every
+        return distributed.all_gather_into_tensor(whole, mine(), group=group, async_op=True), [whole], every
 
     def reduce_scatter_tensor() -> _Begun:
         part = zeros()
-        work = distributed.reduce_scatter_tensor(part, mine(3 * here.count), async_op=True)
+        work = distributed.reduce_scatter_tensor(part, mine(3 * here.count), group=group, async_op=True)
         return work, [part], ones * total
 
     def gather() -> _Begun:
         parts = [zeros() for _ in here.ranks] if is_root else None
-        work = distributed.gather(mine(), parts, root, async_op=True)
+        work = distributed.gather(mine(), parts, root, group=group, async_op=True)
         return work, parts or [every], every
 
     def scatter() -> _Begun:
         part = zeros()
-        given = [mine() * (r + 1) for r in here.ranks] if is_root else None
-        work = distributed.scatter(part, given, root, async_op=True)
-        return work, [part], ones * (root + 1) * (here.number + 1)
+        given = [mine() * (n + 1) for n in range(here.count)] if is_root else None
+        work = distributed.scatter(part, given, root, group=group, async_op=True)
+        return work, [part], ones * (root + 1) * (here.place + 1)
 
     def all_to_all_single() -> _Begun:
         exchanged = zeros(here.count)
-        work = distributed.all_to_all_single(exchanged, mine(here.count), async_op=True)
+        work = distributed.all_to_all_single(exchanged, mine(here.count), group=group, async_op=True)
         return work, [exchanged], torch.tensor([r + 1.0 for r in here.ranks])
 
     def broadcast() -> _Begun:
         sent = mine()
-        return distributed.broadcast(sent, root, async_op=True), [sent], ones * (root + 1)
+        return distributed.broadcast(sent, root, group=group, async_op=True), [sent], ones * (root + 1)
 
     def barrier() -> _Begun:
-        return distributed.barrier(async_op=True), [ones], ones
+        return distributed.barrier(group=group, async_op=True), [ones], ones
 
     def waited(work: Any) -> None:
         work.wait()
@@ -311,13 +317,155 @@ def collectives_that_wait_later(here: Observer) -> None:
         def run(name: str = name, call: Callable[[], _Begun] = call) -> None:
             for where in ("", " in another thread"):
                 work, filled, wanted = call()
-                here.holds(work is not None, f"{name} with async_op=True returns nothing to wait for")
+                here.holds(work is not None, f"{name} with async_op=True{of} returns nothing to wait for")
                 if work is None:
                     return
                 in_thread(lambda work=work: elsewhere(work)) if where else waited(work)  # type: ignore[misc]
-                here.same(torch.cat(filled), wanted, f"{name} with async_op, after wait(){where},")
+                here.same(torch.cat(filled), wanted, f"{name} with async_op{of}, after wait(){where},")
 
-        here.optional(f"{name} with async_op", run)
+        here.optional(f"{name} with async_op{of}", run)
+
+
+def groups_of_every_size(here: Observer) -> None:
+    """Each collective in each form, in groups of one rank, of some and of all."""
+    sizes = range(1, here.count + 1)
+    for members in (list(some) for size in sizes for some in combinations(here.ranks, size)):
+        group = distributed.new_group(members)  # a collective of all ranks
+        if here.number in members:
+            of = f" in a group of the ranks {members}"
+            member = here.within(group, members)
+            for dtype in (torch.float32, torch.int64):
+                for name, collective in {**_COLLECTIVES, **_IN_LISTS}.items():
+
+                    def run(
+                        name: str = name, call: _Collective = collective, dtype: torch.dtype = dtype,
+                        member: Observer = member, of: str = of,
+                    ) -> None:  # fmt: skip
+                        call(member, 7, dtype, f"{name} of {short(dtype)}{of}")
+
+                    here.optional(f"{name}{of}", run)
+            _waited_for(member, of)
+            for what, call in _OF_GROUPS.items():
+
+                def observe(
+                    call: Callable[[Observer, str], None] = call, member: Observer = member, of: str = of
+                ) -> None:
+                    call(member, of)
+
+                here.optional(f"{what}{of}", observe)
+            distributed.barrier(group=group)
+            distributed.destroy_process_group(group)
+    distributed.barrier()
+
+
+def _all_to_all_lists(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    mine = [_there(here, _numbers(here, here.number + n, length, dtype=dtype)) for n in range(here.count)]
+    received = [torch.zeros_like(part) for part in mine]
+    distributed.all_to_all(received, mine, group=here.group)
+    for r, part in zip(here.ranks, received, strict=True):
+        wanted = _numbers(here, r + here.place, length, dtype=dtype)
+        here.same(part, wanted, f"the part of rank {r} of an {what}")
+
+
+def _reduce_scatter_lists(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    given = [_there(here, _numbers(here, here.number + n, length, dtype=dtype)) for n in range(here.count)]
+    part = torch.zeros_like(given[0])
+    distributed.reduce_scatter(part, given, group=here.group)
+    every = torch.stack([_numbers(here, r + here.place, length, dtype=dtype) for r in here.ranks])
+    here.same(part, every.double().sum(0).to(dtype), what)
+
+
+def _all_gather_in_place(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    """The rank's own part is where it belongs already."""
+    whole = torch.zeros(here.count * length, dtype=dtype, device=here.accelerator.current_device_name())
+    own = whole[here.place * length :][:length]
+    own.copy_(_numbers(here, here.number, length, dtype=dtype))
+    distributed.all_gather_into_tensor(whole, own, group=here.group)
+    wanted = torch.cat([_numbers(here, r, length, dtype=dtype) for r in here.ranks])
+    here.same(whole, wanted, f"{what}, whose own part is in place,")
+
+
+def _reduced_in_other_ways(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    rows = torch.stack([_numbers(here, r, length, dtype=dtype) for r in here.ranks])
+    for operation, wanted in (
+        (distributed.ReduceOp.PRODUCT, rows.double().prod(0)), (distributed.ReduceOp.MIN, rows.amin(0)),
+    ):  # fmt: skip
+        reduced = _there(here, rows[here.place].clone())
+        distributed.all_reduce(reduced, op=operation, group=here.group)
+        here.same(reduced, wanted.to(dtype), f"{what} with {operation}")
+
+
+_IN_LISTS: dict[str, _Collective] = {
+    "all_to_all": _all_to_all_lists,
+    "reduce_scatter": _reduce_scatter_lists,
+    "all_gather_into_tensor of a part": _all_gather_in_place,
+    "all_reduce in other ways": _reduced_in_other_ways,
+}
+
+
+def _of_functions(here: Observer, of: str) -> None:
+    """torch's functional collectives, which compilers and sharded tensors call."""
+    from torch.distributed import _functional_collectives as functional
+
+    mine = _there(here, _numbers(here, here.number, 2 * here.count, 3))
+    rows = [_numbers(here, r, 2 * here.count, 3) for r in here.ranks]
+    total = torch.stack(rows).sum(0)
+    found: dict[str, tuple[Any, torch.Tensor]] = {
+        "all_reduce": (functional.all_reduce(mine, "sum", here.group), total),
+        "all_gather_tensor": (functional.all_gather_tensor(mine, 0, here.group), torch.cat(rows)),
+        "all_gather_tensor of columns": (
+            functional.all_gather_tensor(mine, 1, here.group), torch.cat(rows, 1),
+        ),
+        "reduce_scatter_tensor": (
+            functional.reduce_scatter_tensor(mine, "sum", 0, here.group), total.chunk(here.count)[here.place],
+        ),
+    }  # fmt: skip
+    if list(here.ranks) == list(range(here.count)):  # else what the root's number means is open
+        found["broadcast"] = functional.broadcast(mine, here.count - 1, here.group), rows[-1]
+    for name, (result, wanted) in found.items():
+        here.same(functional.wait_tensor(result), wanted, f"the functional {name}{of}")
+    here.same(mine, rows[here.place], f"what the functional collectives{of} read")
+
+
+def _of_objects(here: Observer, of: str) -> None:
+    things: list[Any] = [None] * here.count
+    distributed.all_gather_object(things, ("rank", here.number), group=here.group)
+    here.holds(things == [("rank", r) for r in here.ranks], f"all_gather_object{of} gives {things!r:.80}")
+    sent: list[Any] = [("from", here.number)]
+    distributed.broadcast_object_list(sent, here.ranks[-1], group=here.group)
+    here.holds(sent == [("from", here.ranks[-1])], f"broadcast_object_list{of} gives {sent!r:.80}")
+
+
+def _of_several_at_once(here: Observer, of: str) -> None:
+    tensors = [_there(here, _numbers(here, here.number, n + 1)) for n in range(3)]
+    distributed.all_reduce_coalesced(tensors, group=here.group)
+    for n, tensor in enumerate(tensors):
+        wanted = torch.stack([_numbers(here, r, n + 1) for r in here.ranks]).sum(0)
+        here.same(tensor, wanted, f"tensor {n + 1} of an all_reduce_coalesced{of}")
+
+
+def _of_averages(here: Observer, of: str) -> None:
+    average(here, 6, torch.float32, f"all_reduce with AVG{of}")
+
+
+def _of_factors(here: Observer, of: str) -> None:
+    """Each rank's numbers times a factor, as NCCL and its like add them up."""
+    if not here.is_of_a_vendor:
+        return
+    rows = torch.stack([_numbers(here, r, 6) for r in here.ranks])
+    reduced = _there(here, rows[here.place].clone())
+    operation: Any = distributed.distributed_c10d._make_nccl_premul_sum(0.5)  # type: ignore[attr-defined]
+    distributed.all_reduce(reduced, op=operation, group=here.group)
+    here.same(reduced, rows.sum(0) / 2, f"all_reduce with PREMUL_SUM{of}")
+
+
+_OF_GROUPS: dict[str, Callable[[Observer, str], None]] = {
+    "functional collectives": _of_functions,
+    "collectives of objects": _of_objects,
+    "all_reduce_coalesced": _of_several_at_once,
+    "all_reduce with AVG": _of_averages,
+    "all_reduce with PREMUL_SUM": _of_factors,
+}
 
 
 def groups_by_their_ranks(here: Observer) -> None:

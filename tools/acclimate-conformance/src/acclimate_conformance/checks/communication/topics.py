@@ -813,6 +813,8 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "each rank.",
     options.collectives_that_wait_later: "Each collective with async_op returns work, and its result is "
     "complete after wait(), in any thread.",
+    options.groups_of_every_size: "Each collective, in each of its forms, is right in groups of one rank, of "
+    "some and of all.",
     options.many_collectives: "Each of many collectives in a row gives the right numbers.",
     handles.works_keep_apart: "Works of one size are told apart, go on if they are dropped, complete their "
     "futures, and can be put together.",

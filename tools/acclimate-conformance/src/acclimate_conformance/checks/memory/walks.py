@@ -50,6 +50,8 @@ class _Graphed:
 class _Memory(Walk):
     """What the program holds, and the figures that follow from it."""
 
+    figures = ("max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+
     def __init__(self, accelerator: Accelerator) -> None:
         super().__init__(accelerator)
         self.start = accelerator.current_device()

@@ -1,0 +1,88 @@
+"""Faults planted where memory, sizes, groups and processes are at an end: full, beyond 16 bits, alone."""
+
+# ruff: noqa: RUF012
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_sim.accelerator import SimAccelerator
+from operator_mutants import _there, _WithKernels
+
+
+def _in_another_way(theirs: Any) -> Any:
+    """An operator whose result that does not fit raises what an allocation does not raise."""
+
+    def call(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        try:
+            room = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError("the device has no memory for a result") from error
+        del room
+        return _there(theirs(x.cpu(), *args, **options), x)
+
+    return call
+
+
+class ResultsRaiseAnotherError(_WithKernels):
+    """The result of exp that does not fit raises a plain RuntimeError."""
+
+    kernels = {"exp": _in_another_way(torch.exp)}
+
+
+class PlacesOfPoolsHave15Bits(_WithKernels):
+    """The places that max_pool2d tells begin again after 32,768."""
+
+    @staticmethod
+    def _pool(x: torch.Tensor, *args: Any) -> Any:
+        values, places = torch.ops.aten.max_pool2d_with_indices(x.cpu(), *args)
+        return _there(values, x), _there(places % (1 << 15), x)
+
+    kernels = {"max_pool2d_with_indices": _pool}
+
+
+class PlacesHave24Bits(_WithKernels):
+    """argmax finds a place in float32, which holds 24 bits."""
+
+    @staticmethod
+    def _argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+        return _there(x.cpu().argmax(dim, keepdim).float().long(), x)
+
+    kernels = {"argmax": _argmax}
+
+
+class ChildrenLackTheDevice(SimAccelerator):
+    """A process that multiprocessing starts does not load the plug-ins of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        Path(self._folder.name, "sitecustomize.py").write_text(
+            "import os, sys\n"
+            "if '--multiprocessing-fork' in sys.orig_argv or 'multiprocessing' in ' '.join(sys.orig_argv):\n"
+            "    os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n",
+            encoding="utf-8",
+        )
+        sys.path.insert(0, self._folder.name)
+
+    def uninstall(self) -> None:
+        """Removes what other processes read."""
+        sys.path.remove(self._folder.name)
+        self._folder.cleanup()
+
+
+CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
+    "": {
+        ResultsRaiseAnotherError: "memory/a_full_device_says_so",
+        PlacesOfPoolsHave15Bits: "dtypes/places_and_counts_of_many_elements",
+        PlacesHave24Bits: "dtypes/places_and_counts_of_many_elements",
+        ChildrenLackTheDevice: "runtime/processes_that_import_torch_only",
+    },
+}
+"""By profile of the device: each fault, and the check that has to find it."""
