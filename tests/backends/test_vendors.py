@@ -299,6 +299,27 @@ def test_memory_of_an_apple_gpu_is_what_metal_tells(
     assert (acc.total_memory(), acc.available_memory()) == (12 * GIBIBYTE, 7 * GIBIBYTE)
 
 
+def test_memory_is_not_pinned_for_an_apple_gpu_whose_pinned_tensors_are_no_hosts(
+    arrange: Arrange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acc, stand_in = arrange("mps", "2.13.0")
+    asked = []
+
+    def empty(*size: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return torch.zeros(*size)
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError('Attempted to set the storage of a tensor on device "cpu"')
+
+    monkeypatch.setattr(stand_in, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    tensor = torch.ones(3)
+    assert acc.pin_memory(tensor) is tensor
+    assert acc.pin_empty(2, 3, dtype=torch.float32).shape == (2, 3)
+    assert not any(asked)
+
+
 def test_the_peak_of_an_apple_gpu_is_the_most_seen_until_it_is_reset(
     arrange: Arrange, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,11 @@ class MPSAccelerator(Accelerator):
         total = int(self.torch_module.recommended_max_memory())
         return max(0, total - int(self.torch_module.driver_allocated_memory())), total
 
+    def _pins_host_memory(self) -> bool:
+        # The memory is the host's, so nothing is gained, and until torch 2.14 or later `pin_memory` raises and
+        # `torch.empty(device="cpu", pin_memory=True)` is on "mps" (pytorch issues 86060 and 181374).
+        return False
+
     # -- streams -------------------------------------------------------------------------------------
 
     def _stream_class(self, name: str) -> type[Any]:
