@@ -59,7 +59,7 @@ class MPSAccelerator(Accelerator):
         return max(0, total - int(self.torch_module.driver_allocated_memory())), total
 
     def _pins_host_memory(self) -> bool:
-        # The memory is the host's, so nothing is gained, and until torch 2.14 or later `pin_memory` raises and
+        # The memory is the host's, so nothing is gained. In torch, `pin_memory` raises here, and
         # `torch.empty(device="cpu", pin_memory=True)` is on "mps" (pytorch issues 86060 and 181374).
         return False
 
