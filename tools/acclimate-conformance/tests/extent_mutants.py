@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from acclimate.accelerator import Accelerator
 from acclimate_sim.accelerator import SimAccelerator
@@ -34,6 +36,37 @@ class ResultsRaiseAnotherError(_WithKernels):
     """The result of exp that does not fit raises a plain RuntimeError."""
 
     kernels = {"exp": _in_another_way(torch.exp)}
+
+
+class ViewsRecordNoStream(_WithKernels):
+    """record_stream() is refused for a tensor that does not begin its storage."""
+
+    @staticmethod
+    def _record(x: torch.Tensor, stream: Any) -> None:
+        if x.storage_offset():
+            raise RuntimeError("the tensor does not begin a block")
+
+    kernels = {"record_stream": _record}
+
+
+class SentTensorsAreKept(SimAccelerator):
+    """A tensor that is sent a second time arrives with the numbers of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = ForkingPickler._extra_reducers[torch.Tensor]
+        sent: Any = WeakIdKeyDictionary()
+
+        def reduce(tensor: torch.Tensor) -> Any:
+            if tensor not in sent:
+                sent[tensor] = tensor.detach().clone()
+            return self._before(sent[tensor])
+
+        ForkingPickler.register(torch.Tensor, reduce)
+
+    def uninstall(self) -> None:
+        """Puts back how tensors are sent."""
+        ForkingPickler.register(torch.Tensor, self._before)
 
 
 class PlacesOfPoolsHave15Bits(_WithKernels):
@@ -82,6 +115,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ResultsRaiseAnotherError: "memory/a_full_device_says_so",
         PlacesOfPoolsHave15Bits: "dtypes/places_and_counts_of_many_elements",
         PlacesHave24Bits: "dtypes/places_and_counts_of_many_elements",
+        ViewsRecordNoStream: "runtime/storages_hold_their_bytes",
+        SentTensorsAreKept: "runtime/tensors_are_saved",
         ChildrenLackTheDevice: "runtime/processes_that_import_torch_only",
     },
 }

@@ -54,6 +54,7 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
         note = "a tensor cannot be sent within one process, so its way to another one is not observed"
     for name in names:
         _require_structures(name, ways)
+        _require_present_numbers(name, ways)
         for what, things in _kinds(name).items():
             for how, way in ways.items():
                 if how == "torch.multiprocessing" and what in _LAZY:
@@ -98,6 +99,23 @@ def _require_structures(name: str, ways: dict[str, Callable[[Any], Any]]) -> Non
             _require_same_thing(ours, theirs, f"a tensor in a list on {name} after {how}")
         for key, value in things["state"].items():
             _require_same_thing(found["state"][key], value, f"{key} in a state on {name} after {how}")
+
+
+def _require_present_numbers(name: str, ways: dict[str, Callable[[Any], Any]]) -> None:
+    """A tensor that went a way before and was changed since goes it with its present numbers."""
+    for what, tensor in (
+        ("a tensor", torch.ones(5, device=name)),
+        ("a part", torch.ones(9, device=name)[2:7]),
+        ("a parameter", torch.nn.Parameter(torch.ones(5, device=name))),
+    ):
+        for how, way in ways.items():
+            for number in (3.0, 7.0):
+                with torch.no_grad():
+                    tensor.fill_(number)
+                require(
+                    equal(way(tensor).detach(), torch.full((5,), number)),
+                    f"{what} on {name} that changed after {how} has old numbers the second time",
+                )
 
 
 def _require_read_in_parts(name: str, place: str) -> None:

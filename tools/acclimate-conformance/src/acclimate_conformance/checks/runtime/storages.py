@@ -91,15 +91,7 @@ def _note_regrown(accelerator: Accelerator, name: str, noted: Callable[[bool, st
         if "unexpected device type" in str(error):
             return
         raise
-    has_streams = not (is_host(accelerator) or issubclass(accelerator.Stream, HostStream))
-    if has_streams and callable(getattr(base, "record_stream", None)):
-        try:
-            base.record_stream(accelerator.current_stream())
-            torch.empty(0, device=name).record_stream(accelerator.current_stream())
-        except NotImplementedError:
-            pass
-        except (RuntimeError, TypeError) as error:
-            noted(False, f"record_stream() of a tensor without memory on {name} raises {error}")
+    _note_recorded(accelerator, name, base, noted)
     base.untyped_storage().resize_(size)
     base.fill_(3)
     for what, view in views.items():
@@ -107,6 +99,29 @@ def _note_regrown(accelerator: Accelerator, name: str, noted: Callable[[bool, st
             equal(view, torch.full(view.shape, 3.0)),
             f"{what} of a tensor on {name} does not see its storage that was emptied and has grown again",
         )
+
+
+def _note_recorded(
+    accelerator: Accelerator, name: str, emptied: torch.Tensor, noted: Callable[[bool, str], None]
+) -> None:
+    """A stream may use whatever part of a storage a tensor is, also one that is emptied."""
+    if is_host(accelerator) or issubclass(accelerator.Stream, HostStream):
+        return
+    base = torch.arange(24.0, device=name).view(4, 6)
+    for what, tensor in {
+        "a tensor whose storage is emptied": emptied, "a tensor without memory": base.new_empty(0),
+        "a tensor": base, "a row": base[2], "a column": base[:, 3], "a transposed view": base.t(),
+        "an expanded number": base[1, 1].expand(3), "a parameter": torch.nn.Parameter(base[1:]),
+    }.items():  # fmt: skip
+        for which, stream in (
+            ("current stream", accelerator.current_stream(name)), ("new stream", accelerator.Stream(name)),
+        ):  # fmt: skip
+            try:
+                tensor.record_stream(stream)
+            except (NotImplementedError, AttributeError):
+                return
+            except (RuntimeError, TypeError) as error:
+                noted(False, f"record_stream() of {what} on {name} for the {which} raises {error}")
 
 
 def _note_pointers(name: str, noted: Callable[[bool, str], None]) -> None:
