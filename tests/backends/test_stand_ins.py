@@ -44,6 +44,9 @@ MPS = {
 }
 KNOWN_FAILURES = {
     "cuda": {
+        "memory/walks_over_memory": NO_RESIZING,
+        "runtime/checkpoints_draw_again": INDUCTOR_FOR_CUDA,
+        "runtime/compiled_functions_follow_their_surroundings": INDUCTOR_FOR_CUDA,
         "runtime/compiled_functions_have_effects": INDUCTOR_FOR_CUDA,
         "runtime/compiled_functions_keep_apart": INDUCTOR_FOR_CUDA,
         "runtime/compiles": INDUCTOR_FOR_CUDA,

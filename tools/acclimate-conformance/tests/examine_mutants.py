@@ -1,10 +1,13 @@
 """Examines planted faults, all in this one process, and writes what the checks say as JSON.
 
-python examine_mutants.py MODULES NAMES [PROFILE]
+python examine_mutants.py SECONDS MODULES NAMES [PROFILE]
+
+After so many seconds it ends, and says which fault it was examining, and in which call.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import json
@@ -25,11 +28,12 @@ from acclimate_conformance.runner.causes import ranked
 from acclimate_conformance.runner.examine import examine
 
 
-def main(modules: str, names: str, profile: str | None = None) -> None:
+def main(limit_s: str, modules: str, names: str, profile: str | None = None) -> None:
     """Writes a name, check and outcome for each of the names, or for all but those after a minus sign."""
     # What a check runs, compilers among it, may write to standard output, which is the answer's alone.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    faulthandler.dump_traceback_later(float(limit_s), exit=True)
     imported = [importlib.import_module(module) for module in modules.split(",")]
     catalog = {check.id: check for check in checks()}
     gc.collect()
@@ -53,6 +57,7 @@ def main(modules: str, names: str, profile: str | None = None) -> None:
 
 def one(accelerator_class: type[Accelerator], check: str, examined: Check) -> dict[str, Any]:
     """What one check says of one accelerator, which has a fault."""
+    sys.stderr.write(f"{accelerator_class.__name__}: {check}\n")
     subject = load(f"{accelerator_class.__module__}:{accelerator_class.__qualname__}")
     module = importlib.import_module(accelerator_class.__module__)
     try:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from acclimate.backends.cpu import CPUAccelerator
-from acclimate_conformance.checks.assertions import BrokenPromiseError
-from acclimate_conformance.checks.children import Child
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.communication.ranks import _joined
 from acclimate_conformance.checks.communication.topics import TOPICS
@@ -152,27 +148,3 @@ def test_a_rank_notices_the_last_digit(tmp_path: Path, found: torch.Tensor, expe
     assert here.broken == []
     here.same(found, expected, "another")
     assert len(here.broken) == 1
-
-
-def test_a_child_that_does_not_finish_is_told_with_the_call_that_it_is_in(tmp_path: Path) -> None:
-    module = """
-import pathlib, time
-
-def waits_for_ever(file):
-    pathlib.Path(file).touch()
-    time.sleep(600)
-
-def task(source, file):
-    waits_for_ever(file)
-"""
-    (tmp_path / "waiting_task.py").write_text(module)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    started = tmp_path / "started"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path))
-        child = Child("waiting_task:task", "cpu", {"file": str(started)}, environment)
-    deadline = time.monotonic() + 120
-    while not started.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    with pytest.raises(BrokenPromiseError, match=r"was in waits_for_ever \(line 6 of waiting_task.py\)"):
-        child.result(timeout_s=0.1)

@@ -29,7 +29,8 @@ ON_A_DEVICE = ("devices", "random", "streams", "memory", "pinning")
 LONG = (
     "runtime/compiles", "runtime/compiled_functions_have_effects", "memory/other_processes_count",
     "random/recomputed_draws_repeat", "streams/named_streams_are_meant", "launching/launched_rank",
-    "random/draws_are_independent", "launching/fork_after_selection", "ops/packed_weights_multiply",
+    "launching/first_use", "launching/processes_end", "launching/fork_after_selection",
+    "random/draws_are_independent", "ops/packed_weights_multiply",
     "runtime/compiled_functions_keep_apart", "runtime/workers_draw_their_own_numbers",
 )  # fmt: skip
 """These take a compiler, further processes or millions of draws; planted faults show that they are made."""

@@ -16,14 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from acclimate.host.process_status import how_it_ended
 from acclimate_conformance.checks.assertions import BrokenPromiseError
 from acclimate_conformance.processes import inherited_path, own_channel, tail
 
+_POLL_S = 0.01
+_RAISED = 98
 _TELLING_S = 2.0  # how long a process may take to write which call it is in
 _STACK = "Stack (most recent call first):\n"  # as faulthandler writes it
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -48,11 +53,13 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         variables = dict(os.environ if environment is None else environment)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by result()
+        # Files, since a process that the task leaves behind would keep a pipe open for as long as it runs.
+        self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - both are closed by result()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, task, source, json.dumps(dict(arguments or {}))],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=self._answer,
             stderr=self._errors,
             env={**variables, "PYTHONPATH": inherited_path()},
         )
@@ -67,7 +74,7 @@ class Child:
             BrokenPromiseError: the task found a promise broken, raised, crashed, or took too long.
         """
         try:
-            told, _ = self._process.communicate(timeout=timeout_s)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             said = self._said()
             where = self._where()
@@ -78,6 +85,9 @@ class Child:
         finally:
             said = self._said()
             self._errors.close()
+            self._answer.seek(0)
+            told = self._answer.read()
+            self._answer.close()
         if not told:
             raise BrokenPromiseError(f"a child process {how_it_ended(self._process.returncode)}{said}")
         answer = json.loads(told)
@@ -100,9 +110,15 @@ class Child:
         return self._process.poll()
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Ends the process, and those that it has started."""
+        started = []
+        with suppress(psutil.Error):
+            started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
-        self._process.communicate()
+        for process in started:
+            with suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
 
     def _where(self) -> str:
         """The call that the process is in, as text; empty if unknown."""
@@ -129,6 +145,38 @@ class Child:
     def _said(self) -> str:
         text = tail(self._errors, lines=3)
         return f"; it wrote: {text}" if text else ""
+
+
+def in_fork(call: Callable[[], int], limit_s: float) -> int | None:
+    """Makes a call in a fork of this process.
+
+    A lock that another thread holds while the process forks is never released in the child, which may wait
+    for it before it makes the call: no alarm of the child's ends that.
+
+    Args:
+        call: returns an exit code; if it raises, the exit code is 98.
+        limit_s: after so many seconds the child is killed.
+
+    Returns:
+        Its exit code, negative for a signal; ``None`` if it did not end in time.
+
+    Raises:
+        ChildProcessError: something else has taken its exit code.
+    """
+    child = os.fork()
+    if child == 0:
+        code = _RAISED
+        with suppress(BaseException):
+            code = call()
+        os._exit(code)
+    deadline = time.monotonic() + limit_s
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
+        time.sleep(_POLL_S)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def _main(task: str, source: str, arguments: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.calls import raised_by
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.children import Child
+from acclimate_conformance.checks.children import Child, in_fork
 from acclimate_conformance.checks.endings import ends_in_any_state
 from acclimate_conformance.checks.runtime.types import OF_ONE_HOST as _OF_ONE_HOST
 from acclimate_conformance.checks.target import Subject, load, record_of
@@ -408,15 +409,12 @@ def _child_that_computes(name: str) -> list[str]:
     """A child that is forked after the device was used computes right, raises or crashes."""
     if not hasattr(os, "fork"):
         return []
-    child = os.fork()
-    if child == 0:
-        signal.alarm(_FORKED_S)
-        code = 0
-        with suppress(BaseException):
-            code = int(float(torch.full((4,), 1.5, device=name).mul(2).sum()) != 12)
-        os._exit(code)
+
+    def compute() -> int:
+        return int(float(torch.full((4,), 1.5, device=name).mul(2).sum()) != 12)
+
     with suppress(ChildProcessError):
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1:
+        if in_fork(compute, _FORKED_S) == 1:
             return [
                 f"a sum on {name} is wrong, and raises nothing, in a child that was forked after "
                 f"{name} was used"
@@ -430,18 +428,14 @@ _FORKED_S = 20
 def _child_that_ends() -> list[str]:
     if not hasattr(os, "fork"):
         return []
-    child = os.fork()
-    if child == 0:
-        os._exit(3)
+    after = "after tensors were made on the device,"
     try:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = in_fork(lambda: 3, _FORKED_S)
     except ChildProcessError:
-        return ["after tensors were made on the device, the exit code of a child is lost"]
-    return (
-        []
-        if code == 3
-        else [f"after tensors were made on the device, a child that ends with 3 ends with {code}"]
-    )
+        return [f"{after} the exit code of a child is lost"]
+    if code is None:
+        return [f"{after} a forked child that only ends has not ended within {_FORKED_S} s"]
+    return [] if code == 3 else [f"{after} a child that ends with 3 ends with {code}"]
 
 
 def _inference_first(name: str) -> list[str]:
@@ -524,16 +518,11 @@ def _select_and_fork(source: str) -> None:
     """Selects an accelerator, counts its devices, forks, and computes in the forked process."""
     accelerator = load(source).accelerator
     told = (accelerator.is_available(), accelerator.device_count(), accelerator.device_type)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _compute_and_leave(source, accelerator, told, writing)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGALRM:
+    with tempfile.TemporaryFile() as written:
+        code = in_fork(lambda: _compute(source, accelerator, told, written.fileno()), _FORK_TIMEOUT_S)
+        written.seek(0)
+        said = written.read().decode(errors="replace")
+    if code is None:
         raise BrokenPromiseError(
             f"a process that was forked after selection did not finish within {_FORK_TIMEOUT_S} s"
         )
@@ -543,9 +532,8 @@ def _select_and_fork(source: str) -> None:
     )
 
 
-def _compute_and_leave(source: str, inherited: Accelerator, told: tuple[Any, ...], writing: int) -> None:
-    """The forked process; does not return."""
-    signal.alarm(_FORK_TIMEOUT_S)
+def _compute(source: str, inherited: Accelerator, told: tuple[Any, ...], writing: int) -> int:
+    """Computes in the forked process; writes what is wrong, and returns an exit code."""
     code, said = 0, ""
     accelerator = inherited
     try:
@@ -562,4 +550,4 @@ def _compute_and_leave(source: str, inherited: Accelerator, told: tuple[Any, ...
         method = raised_by(error, accelerator)
         code, said = 1, f"{method and f'{method}() raises '}{describe(error, whole=True)}"
     os.write(writing, said.encode())
-    os._exit(code)
+    return code
