@@ -336,6 +336,27 @@ def test_an_autocast_that_would_change_that_of_a_caller_is_unsafe(code: str, tar
     assert '"cuda"' in ported(source, target, Survey(autocasts_on_host=True)).text
 
 
+@EACH_TARGET
+def test_a_question_for_autocast_stays_with_the_branches_for_devices_below_it(target: str) -> None:
+    source = program(
+        "if torch.is_autocast_enabled():\n"
+        '    if x.device.type == "cuda":\n        dtype = torch.get_autocast_gpu_dtype()\n'
+        "    else:\n        raise NotImplementedError\n    return x.to(dtype)\nreturn x"
+    )
+    assert "torch.is_autocast_enabled()" in ported(source, target).text
+    plain = program("if torch.is_autocast_enabled():\n    return x.half()\nreturn x")
+    assert "torch.is_autocast_enabled()" not in ported(plain, target).text
+
+
+@pytest.mark.parametrize(
+    "code", ["from transformers import Trainer, TrainingArguments", "accelerator = Accelerator()",
+             "import lightning as L", "from pytorch_lightning import Trainer"]
+)  # fmt: skip
+def test_trainers_of_other_libraries_may_turn_on_the_autocast_of_the_cpu(code: str) -> None:
+    assert survey(f"{code}\n".encode()).autocasts_on_host
+    assert not survey(b"from trainer import Trainer\nclass Accelerator(Base):\n    pass\n").autocasts_on_host
+
+
 # -- devices under other names ---------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate_port.new_code.edits import insert, replace
@@ -9,6 +11,8 @@ from acclimate_port.rules.acc401_mixed_precision import WITHIN_HOSTS, also_an_ac
 from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule
 from acclimate_port.source.tree import Span, has_unpacking, string_value
 from acclimate_port.source_file import SourceFile
+
+_ASKS_FOR_CUDA = re.compile(r"""[!=]=\s*["']cuda\b|["']cuda["']\s*(?:[!=]=|(?:not\s+)?in\b)""")
 
 
 class AutocastState(Rule[cst.Call]):
@@ -23,7 +27,8 @@ type: `torch.is_autocast_enabled(get_accelerator().device_name())`.
 
 CUDA's autocast does nothing on a CPU-only machine, so `set_autocast_enabled` stays without effect there. The dtype of
 the CPU's autocast is bfloat16 and CUDA's is float16, so reading it is unsafe unless the code asks first whether autocast
-is on. Each edit is unsafe if the program also autocasts on a CPU, whose state the ported code would read or change."""
+is on. Each edit is unsafe if the program, or a trainer of another library that it uses, also autocasts on a CPU, whose
+state the ported code would read or change; and so is a question whose branch asks whether a device is CUDA's."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x):\n    if torch.is_autocast_enabled():\n"
@@ -81,9 +86,19 @@ is on. Each edit is unsafe if the program also autocasts on a CPU, whose state t
         unsafe = ""
         if file.autocasts_on_host and not is_guarded:
             unsafe = WITHIN_HOSTS
+        elif new == "is_autocast_enabled" and not is_guarded and _decides_about_cuda(file, node):
+            unsafe = "what runs where autocast is on asks whether a device is CUDA's"
         elif new == "get_autocast_dtype" and not is_guarded and not _is_asked_first(file, node):
             unsafe = "on a host it gives bfloat16, the dtype of the CPU's autocast, and not CUDA's float16"
         return self.convert(file, node, *edits, unsafe=unsafe, claims=claims)
+
+
+def _decides_about_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether the branch of a question has branches of its own for the type of a device."""
+    for below, around in file.tree.upwards(node):
+        if isinstance(around, cst.If) and below is around.test:
+            return _ASKS_FOR_CUDA.search(file.tree.source(around.body)) is not None
+    return False
 
 
 def _is_asked_first(file: SourceFile, node: cst.CSTNode) -> bool:

@@ -53,6 +53,12 @@ _HOST_AUTOCAST = re.compile(
     rb"|(?<![\w.])autocast\(\s*(?:device_type\s*=\s*)?" + _NOT_OF_HOST + rb"(?:[\"']cpu|[\w.]*device)"
     rb"|\bcpu\.amp\b|\baccelerator\.autocast\("
 )
+_HOST_AUTOCAST_OF_TRAINERS = re.compile(
+    rb"\bTrainingArguments\b|(?<!class )\bAccelerator\(|^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b",
+    re.M,
+)
+"""Trainers of other libraries, for which an option turns on autocast, on the CPU too."""
+_TRAINERS = (b"TrainingArguments", b"Accelerator(", b"lightning")
 _SETS_VISIBLE = re.compile(
     rb"""^[ \t]+(?:os\.)?(?:environ\[\s*["']\w*_VISIBLE_DEVICES["']\s*\]\s*="""
     rb"""|(?:environ\.setdefault|putenv)\(\s*["']\w*_VISIBLE_DEVICES)""",
@@ -135,7 +141,7 @@ class Survey:
     old_constructor: bool = False
     """Whether a file, or a library that it imports such as fairscale, calls ``torch.Tensor(…)``."""
     autocasts_on_host: bool = False
-    """Whether a file may turn on the autocast of the CPU: ``torch.autocast(device.type)``."""
+    """Whether a file, or a trainer that it uses, may turn on the autocast of the CPU."""
     sets_visible_devices: bool = False
     """Whether a function or block sets a variable such as ``CUDA_VISIBLE_DEVICES``."""
     forks: bool = False
@@ -286,7 +292,10 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
 
 def may_autocast_on_host(source: bytes) -> bool:
     """Whether a file may turn on the autocast of the CPU."""
-    is_named = b"autocast" in source or b"cpu.amp" in source  # quicker than the pattern
+    # Words are found sooner than patterns.
+    if any(word in source for word in _TRAINERS) and _HOST_AUTOCAST_OF_TRAINERS.search(source):
+        return True
+    is_named = b"autocast" in source or b"cpu.amp" in source
     return is_named and _HOST_AUTOCAST.search(source) is not None
 
 
