@@ -127,7 +127,7 @@ int main() {
           }
         }
       }
-      for (const auto [first, last] : {std::pair{5, 37}, {3, 9}, {16, 21}, {20, 36}, {15, 17}, {30, 32}}) {
+      for (const auto& [first, last] : {std::pair{5, 37}, {3, 9}, {16, 21}, {20, 36}, {15, 17}, {30, 32}}) {
         std::vector<float> some(m * (last - first) + 1, 7.0f);
         compute(weight, input, first, last, some.data(), last - first);
         for (int64_t i = 0; i < m; ++i) {
