@@ -35,8 +35,12 @@ INDUCTOR_FOR_CUDA = "what inductor prepares for CUDA graphs is in builds of torc
 NO_RESIZING = "a build of torch without CUDA resizes no storage of its devices"
 NO_PLACE = "a kernel that torch finds by the type of the device, for which this build has no place"
 NO_KERNEL_OF_XPU = dict.fromkeys(("dtypes/modules_as_on_the_host", "runtime/transformed_programs"), NO_PLACE)
+NO_STATE_OF_MPS = "torch.utils.checkpoint keeps no state of the generator of MPS"
 MPS = {
-    "random/recomputed_draws_repeat": "torch.utils.checkpoint keeps no state of the generator of MPS",
+    "memory/walks_over_memory": "UntypedStorage.resize_() of torch does not know MPS",
+    "random/recomputed_draws_repeat": NO_STATE_OF_MPS,
+    "runtime/checkpoints_draw_again": NO_STATE_OF_MPS,
+    "runtime/walks_over_saved_tensors": "torch clones tensors of MPS one by one in copy.deepcopy()",
     "dtypes/autocast_chooses_dtypes": "torch's rules of autocast for MPS leave normalize and transposed "
     "convolutions in the dtype that they get",
     "runtime/transformed_programs": NO_PLACE,
@@ -59,6 +63,8 @@ KNOWN_FAILURES = {
     "hpu": {
         "devices/names": "without an index, which a program may take from its rank; a process has one HPU",
         "memory/cache_is_not_available": GAUDI_RESERVES_ALL,
+        "runtime/checkpoints_draw_again": "the stand-in's compiler runs the graph as it is, in which torch "
+        "leaves the numbers of a checkpoint to the compiler",
     },
 }
 """By way: checks that fail over the stand-in, and why."""

@@ -37,6 +37,8 @@ def install() -> None:
     private = {**internals(real), **emulated.asked_by_torch(way.device_type)}
     emulation = {**submodules(real), **vendors.emulation(way.device_type)}
     made = StandInModule(f"torch.{way.device_type}", surface.names, emulation, private)
+    for name in {"get_rng_state", "set_rng_state"} & emulation.keys():
+        setattr(placeholder, name, emulation[name])  # a checkpoint that torch compiles keeps the placeholder
     setattr(torch, way.device_type, made)
     sys.modules[made.__name__] = made
     built.pretend(way)
