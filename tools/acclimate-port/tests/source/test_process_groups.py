@@ -1,4 +1,4 @@
-"""torch's process groups have no kernels for MPS: a program that runs on the host's today keeps it."""
+"""gloo takes no tensors of most devices: a program that exchanges the host's tensors today keeps the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ START = (
         ("'gloo'", "DDP(model)", "torch", False),
         ("", "DDP(model)", "torch", False),
         ("'gloo'", "dist.all_reduce(model.weight)", "torch", False),
-        ("'gloo'", "DDP(model)", "acclimate", True),
+        ("'gloo'", "DDP(model)", "acclimate", False),
+        ("backend='gloo', rank=0", "dist.broadcast(model.weight, 0)", "acclimate", False),
+        ("", "DDP(model)", "acclimate", True),
+        (f"{CHOICE.replace('cuda', 'nccl', 1).replace('cpu', 'gloo')}", "DDP(model)", "acclimate", True),
         ("'gloo'", "model", "torch", True),
         ("'nccl'", "DDP(model)", "torch", True),
     ],

@@ -103,8 +103,9 @@ class Across:
         for index in self._device.on_device:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
-        # acclimate's backend for such devices stages through the host, and torch's has no kernels.
-        is_staged_by_none = file.target.name == "torch" and file.survey.groups_on_host
+        # acclimate's own backend for such devices stages through the host. gloo and torch's choice do not.
+        is_of_torch = file.target.name == "torch"
+        is_staged_by_none = file.survey.groups_on_host if is_of_torch else file.survey.names_gloo
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
             self._relying[_IMPORT].append(index)

@@ -72,6 +72,9 @@ _MOCKS = re.compile(
 _REPLACE = re.compile(rb"\bpatch\b|\bmonkeypatch\b|\bmocker\b")
 _HAS_WORKERS = re.compile(rb"\bnum_workers\s*=\s*(?!0\b)[\w(]")
 _GROUPS_ON_HOST = re.compile(rb"""["']gloo["']|\binit_process_group\(\s*\)""")
+_NAMES_GLOO = re.compile(
+    rb"""\binit_process_group\([^()]*["']gloo["']|backend["']?\s*(?:=|,\s*(?:type=str,\s*)?default=)\s*["']gloo["']"""
+)
 _ASKS = re.compile(rb"\bcuda\.(?:is_available|device_count)\(")
 _HOLDER = re.compile(rb"(\w+)(?:[\"']\])?[ \t]*(?::[^=\n]*)?=(?!=)[^=]*$")
 _OPTION = re.compile(
@@ -175,6 +178,8 @@ class Survey:
 
     groups_on_host: bool = False
     """Whether a file may make a process group of the host: of gloo, or without a backend."""
+    names_gloo: bool = False
+    """Whether a file makes a process group of gloo on every machine."""
 
     mocked: frozenset[tuple[str, str]] = frozenset()
     """Functions of torch.cuda that tests replace, each with the last name of a module that they are about."""
@@ -282,6 +287,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         _GROUPS_ON_HOST.search(source) is not None,
+        b"gloo" in source and b"nccl" not in source and _NAMES_GLOO.search(source) is not None,
         frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
