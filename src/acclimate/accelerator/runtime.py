@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from acclimate.accelerator.devices import Devices
-from acclimate.accelerator.gloo_threads import settle_at_exit
+from acclimate.accelerator.threads_at_exit import settle_at_exit
 from acclimate.errors import UnknownCompileBackendError, excerpt
 
 _open_ranges = threading.local()

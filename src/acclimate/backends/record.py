@@ -65,6 +65,7 @@ class Backend:
         """
         from acclimate.accelerator import Accelerator  # imports torch
         from acclimate.accelerator.runtime import Declared
+        from acclimate.accelerator.threads_at_exit import settle_at_exit
 
         accelerator = pkgutil.resolve_name(self.target)()
         if not isinstance(accelerator, Accelerator):
@@ -75,4 +76,6 @@ class Backend:
         # Called here, so that a plug-in whose function fails is skipped now and does not fail later.
         variable = self.visible_devices_variable()
         accelerator._record = Declared(variable, self.exported_variable_prefixes)
+        if accelerator.device_type != "cpu":  # autograd has no threads for the host
+            settle_at_exit()
         return accelerator

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
-from acclimate.accelerator.gloo_threads import settle_at_exit
+from acclimate.accelerator.threads_at_exit import settle_at_exit
 from acclimate.comm.rendezvous import Rendezvous, are_on_one_host, why_not_shared
 from acclimate.errors import AcclimateError, CompilerNotFoundError
 from acclimate.host.local_address import address_towards

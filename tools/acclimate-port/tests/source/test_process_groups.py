@@ -26,6 +26,8 @@ START = (
         ("'gloo'", "dist.all_reduce(model.weight)", "torch", False),
         ("'gloo'", "DDP(model)", "acclimate", False),
         ("backend='gloo', rank=0", "dist.broadcast(model.weight, 0)", "acclimate", False),
+        ("'gloo')  # not (nccl", "DDP(model)", "acclimate", False),
+        ("'gloo'", "cherry.optim.Distributed(model.parameters(), model)", "acclimate", False),
         ("", "DDP(model)", "acclimate", True),
         (f"{CHOICE.replace('cuda', 'nccl', 1).replace('cpu', 'gloo')}", "DDP(model)", "acclimate", True),
         ("'gloo'", "model", "torch", True),
@@ -39,6 +41,14 @@ def test_a_device_of_process_groups_keeps_the_host(
     found = site(ported_project(tmp_path, files, target)["main.py"], CHOICE)
     assert (found.status is Status.CONVERTED) == is_safe, found
     assert is_safe or "start.py:10" in found.reason
+
+
+def test_a_constant_may_name_gloo(tmp_path: Path) -> None:
+    start = "GROUP = 'gloo'\n" + START.format(backend="GROUP", wrapped="DDP(model)")
+    found = site(
+        ported_project(tmp_path, {"main.py": MAIN, "start.py": start}, "acclimate")["main.py"], CHOICE
+    )
+    assert found.status is not Status.CONVERTED, found
 
 
 def test_a_device_that_is_always_cudas_is_not_of_the_host(tmp_path: Path) -> None:

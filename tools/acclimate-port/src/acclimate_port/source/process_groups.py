@@ -1,4 +1,4 @@
-"""Where a program gives tensors of its device to torch's process groups, which have no kernels for MPS."""
+"""Where a program gives tensors of its device to torch's process groups, which take those of few devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import re
 from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
 
 MODULE = "<module>"
-_WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"}
+_WRAPPERS = {
+    *("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"),
+    *("Distributed", "DistributedOptimizer"),  # optimizers of cherry and others
+}
 COLLECTIVES = {
     *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast"),
     *("gather", "irecv", "isend", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),

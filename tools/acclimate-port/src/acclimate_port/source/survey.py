@@ -73,7 +73,10 @@ _REPLACE = re.compile(rb"\bpatch\b|\bmonkeypatch\b|\bmocker\b")
 _HAS_WORKERS = re.compile(rb"\bnum_workers\s*=\s*(?!0\b)[\w(]")
 _GROUPS_ON_HOST = re.compile(rb"""["']gloo["']|\binit_process_group\(\s*\)""")
 _NAMES_GLOO = re.compile(
-    rb"""\binit_process_group\([^()]*["']gloo["']|backend["']?\s*(?:=|,\s*(?:type=str,\s*)?default=)\s*["']gloo["']"""
+    rb"""\binit_process_group\([^()]*["']gloo["']|\b\w+["']?\s*(?:=|,\s*(?:type=str,\s*)?default=)\s*["']gloo["']"""
+)
+_CHOOSES_BACKEND = re.compile(
+    rb"""["'](?:\w+:)?nccl\b|communication_backend_name|get_default_backend_for_device"""
 )
 _ASKS = re.compile(rb"\bcuda\.(?:is_available|device_count)\(")
 _HOLDER = re.compile(rb"(\w+)(?:[\"']\])?[ \t]*(?::[^=\n]*)?=(?!=)[^=]*$")
@@ -287,7 +290,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         _GROUPS_ON_HOST.search(source) is not None,
-        b"gloo" in source and b"nccl" not in source and _NAMES_GLOO.search(source) is not None,
+        bool(b"gloo" in source and _NAMES_GLOO.search(source) and not _CHOOSES_BACKEND.search(source)),
         frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),

@@ -1,4 +1,4 @@
-"""A process ends only when the threads of Gloo are done with its tensors."""
+"""A process ends only when the threads of Gloo and of autograd are done with its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from acclimate.accelerator import gloo_threads
+from acclimate.accelerator import threads_at_exit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the state of a thread")
 
@@ -20,12 +20,12 @@ _PR_SET_NAME = 15
 
 
 @contextmanager
-def gloos_thread(busy_s: float) -> Iterator[threading.Event]:
-    """Runs a thread with the name of Gloo's, which computes for a time and then waits."""
+def torchs_thread(name: bytes, busy_s: float) -> Iterator[threading.Event]:
+    """Runs a thread with a name of torch's, which computes for a time and then waits."""
     done, end = threading.Event(), threading.Event()
 
     def work() -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"pt_gloo_runloop")
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name)
         named.set()
         until = time.monotonic() + busy_s
         while time.monotonic() < until and not end.is_set():
@@ -44,16 +44,17 @@ def gloos_thread(busy_s: float) -> Iterator[threading.Event]:
         thread.join()
 
 
-def test_an_end_waits_for_a_thread_that_works() -> None:
-    with gloos_thread(busy_s=0.3) as done:
-        gloo_threads.settle()
+@pytest.mark.parametrize("name", [b"pt_gloo_runloop", b"pt_autograd_1"])
+def test_an_end_waits_for_a_thread_that_works(name: bytes) -> None:
+    with torchs_thread(name, busy_s=0.3) as done:
+        threads_at_exit.settle()
         assert done.is_set()
 
 
 def test_a_thread_that_never_rests_keeps_the_end_for_a_second_only() -> None:
     before = time.monotonic()
-    with gloos_thread(busy_s=600.0) as done:
-        gloo_threads.settle()
+    with torchs_thread(b"pt_gloo_runloop", busy_s=600.0) as done:
+        threads_at_exit.settle()
         assert not done.is_set()
     assert 1 <= time.monotonic() - before < 60
 
@@ -61,19 +62,23 @@ def test_a_thread_that_never_rests_keeps_the_end_for_a_second_only() -> None:
 ENDS = """
 import sys
 from acclimate import get_accelerator
-from acclimate.accelerator import gloo_threads
+from acclimate.accelerator import threads_at_exit
 
-gloo_threads.settle.__code__ = (lambda: print("settled", flush=True)).__code__
+threads_at_exit.settle.__code__ = (lambda: print("settled", flush=True)).__code__
 {ask}
 """
 
 
 @pytest.mark.parametrize(
     "ask",
-    ["get_accelerator().communication_backend_name()", "import acclimate.comm"],
+    [
+        "get_accelerator().communication_backend_name()",
+        "import acclimate.comm",
+        "from acclimate import use_accelerator\nwith use_accelerator('sim'): pass",
+    ],
 )
 @pytest.mark.usefixtures("warm_starts")
-def test_a_process_that_may_use_gloo_waits_at_its_end_and_once(ask: str) -> None:
+def test_a_process_that_may_use_gloo_or_a_device_waits_at_its_end_and_once(ask: str) -> None:
     code = ENDS.format(ask=f"{ask}\n{ask}")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (ended.returncode, ended.stdout) == (0, "settled\n"), ended.stderr

@@ -1,4 +1,4 @@
-"""Waits for Gloo's threads before Python exits; otherwise one of them could abort the process."""
+"""Waits for threads of torch before Python exits; otherwise one of them could abort the process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import suppress
 
 from acclimate.host.process_status import stat_fields
 
-_NAME = b"pt_gloo_runloop"
-"""The kernel's name of the threads in which Gloo runs a group's collectives; torch sets it."""
+_NAMES = (b"pt_gloo_runloop", b"pt_autograd_")
+"""How the names of threads begin in which Gloo runs collectives, and autograd backward passes of a device;
+torch tells the kernel."""
 _LONGEST_S = 1.0
 _QUIET_LOOKS = 3
 _BETWEEN_LOOKS_S = 0.001
@@ -23,11 +24,12 @@ def settle_at_exit() -> None:
 
 
 def settle() -> None:
-    """Waits until no thread of Gloo is running, for at most a second.
+    """Waits until no such thread is running, for at most a second.
 
-    After a collective has returned to its caller, Gloo's thread still frees its tensors, for which it needs
-    the GIL. If a thread requests the GIL while Python exits, Python ends the thread, and C++ then calls
-    ``std::terminate``. On a busy machine this ended one in ten jobs with SIGABRT after their last line.
+    After a collective or a backward pass has returned to its caller, its thread still frees tensors and what
+    it was given of Python, for which it needs the GIL. If a thread requests the GIL while Python exits,
+    Python ends the thread, and C++ then calls ``std::terminate``. On a busy machine this ended one in ten
+    jobs with SIGABRT after their last line.
     """
     until = time.monotonic() + _LONGEST_S
     quiet_looks = 0
@@ -40,12 +42,12 @@ def settle() -> None:
 
 
 def _states() -> list[bytes]:
-    """Returns the kernel's state of each thread of Gloo in this process, such as b"S" for one that waits."""
+    """Returns the kernel's state of each such thread in this process, such as b"S" for one that waits."""
     states = []
     for thread in _threads():
         with suppress(OSError, IndexError):  # it has ended
             name, fields = stat_fields(f"self/task/{thread}")
-            if name == _NAME:
+            if name.startswith(_NAMES):
                 states.append(fields[0])
     return states
 
