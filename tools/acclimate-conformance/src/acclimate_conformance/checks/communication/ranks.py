@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -222,6 +223,9 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
                 os._exit(0)
         _saved(Path(folder), number).write_text(json.dumps(told), encoding="utf-8")
     finally:
+        # A model of DDP that is collected later would hold the last reference to the group, whose end then waits,
+        # with the GIL, for a thread that waits for the GIL.
+        gc.collect()
         with limited(leaving_s, __file__, lambda why: None):
             distributed.destroy_process_group()
     return told
