@@ -38,7 +38,7 @@ def rank_main(rank: int, store_path: str) -> None:
     check_fully_sharded(rank, device)
     check_dtensor(device)
     check_sync_batch_norm(rank, device)
-    # A model of DDP that is collected later holds the last reference to the group: the group's end then waits,
+    # A model of DDP that is collected later holds the last reference to the group, whose end then waits,
     # with the GIL, for a thread that waits for the GIL.
     gc.collect()
     dist.destroy_process_group()

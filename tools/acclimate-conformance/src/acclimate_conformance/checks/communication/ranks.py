@@ -223,8 +223,8 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
                 os._exit(0)
         _saved(Path(folder), number).write_text(json.dumps(told), encoding="utf-8")
     finally:
-        # A model of DDP that is collected later would hold the last reference to the group, whose end then waits,
-        # with the GIL, for a thread that waits for the GIL.
+        # A model of DDP that is collected later would hold the last reference to the group, whose end
+        # then waits, with the GIL, for a thread that waits for the GIL.
         gc.collect()
         with limited(leaving_s, __file__, lambda why: None):
             distributed.destroy_process_group()
