@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from acclimate.accelerator import Accelerator
 from acclimate_sim.accelerator import SimAccelerator
-from operator_mutants import _there, _WithKernels
+from operator_mutants import SentOtherwise, _there, _WithKernels
 
 
 def _in_another_way(theirs: Any) -> Any:
@@ -49,24 +48,19 @@ class ViewsRecordNoStream(_WithKernels):
     kernels = {"record_stream": _record}
 
 
-class SentTensorsAreKept(SimAccelerator):
+class SentTensorsAreKept(SentOtherwise):
     """A tensor that is sent a second time arrives with the numbers of the first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._before = ForkingPickler._extra_reducers[torch.Tensor]
-        sent: Any = WeakIdKeyDictionary()
+        self._first: Any = WeakIdKeyDictionary()
 
-        def reduce(tensor: torch.Tensor) -> Any:
-            if tensor not in sent:
-                sent[tensor] = tensor.detach().clone()
-            return self._before(sent[tensor])
-
-        ForkingPickler.register(torch.Tensor, reduce)
-
-    def uninstall(self) -> None:
-        """Puts back how tensors are sent."""
-        ForkingPickler.register(torch.Tensor, self._before)
+    def sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as it was when it was sent first."""
+        if tensor not in self._first:
+            self._first[tensor] = tensor.detach().clone()
+        kept: torch.Tensor = self._first[tensor]
+        return kept
 
 
 class PlacesOfPoolsHave15Bits(_WithKernels):

@@ -338,17 +338,29 @@ class DrawsNotEachTime(_WithKernels):
     kernels = {"uniform_": _uniform}
 
 
-class SentWithoutGradient(SimAccelerator):
-    """A tensor that is sent to another process no longer requires a gradient."""
+class SentOtherwise(SimAccelerator):
+    """Sends another tensor to processes than it is given."""
 
     def __init__(self) -> None:
         super().__init__()
         self._before = ForkingPickler._extra_reducers[torch.Tensor]
-        ForkingPickler.register(torch.Tensor, lambda tensor: self._before(tensor.detach()))
+        ForkingPickler.register(torch.Tensor, lambda tensor: self._before(self.sent(tensor)))
+
+    def sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What is sent."""
+        raise NotImplementedError
 
     def uninstall(self) -> None:
         """Lets tensors be sent as before."""
         ForkingPickler.register(torch.Tensor, self._before)
+
+
+class SentWithoutGradient(SentOtherwise):
+    """A tensor that is sent to another process no longer requires a gradient."""
+
+    def sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor without its mark."""
+        return tensor.detach()
 
 
 class NewThreadsFollow(SimAccelerator):

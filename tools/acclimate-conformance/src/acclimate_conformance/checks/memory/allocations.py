@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -137,3 +137,18 @@ def _kept_by_torch(accelerator: Accelerator) -> dict[str, object]:
 def mib(size: int) -> str:
     """``size`` bytes as text."""
     return f"{size / MIB:.1f} MiB"
+
+
+def pass_back_many(x: torch.Tensor, count: int) -> None:
+    """Makes a backward pass in which alone a result has ``count`` numbers; ``x`` has one."""
+
+    class TooMuch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            return given * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient.expand(count).neg()[:1]
+
+    TooMuch.apply(x.clone().requires_grad_()).sum().backward()  # type: ignore[no-untyped-call]

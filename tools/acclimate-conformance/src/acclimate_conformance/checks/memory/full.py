@@ -21,7 +21,7 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.capturing import offers_graphs
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.memory.allocations import release, require_figures, settle
+from acclimate_conformance.checks.memory.allocations import pass_back_many, release, require_figures, settle
 
 _LEFT = MIB
 """What is left of a device that counts as full."""
@@ -75,18 +75,6 @@ class _Given:
     def optimized(self) -> None:
         self.parameter.grad = self.parameter.detach()
         torch.optim.Adam([self.parameter], foreach=False).step()
-
-    def backward(self) -> None:
-        class TooMuch(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
-                return given * 2
-
-            @staticmethod
-            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-                return gradient.expand(_COUNT).neg()[:1]
-
-        TooMuch.apply(self.one.clone().requires_grad_()).sum().backward()  # type: ignore[no-untyped-call]
 
 
 _Call = Callable[[_Given], object]
@@ -150,7 +138,7 @@ _CALLS: dict[str, _Call] = {
     "torch.load": lambda g: g.loaded(),
     "Module.to": lambda g: torch.nn.Linear(_SIDE, _SIDE, bias=False, device="meta").to_empty(device=g.name),
     "a step of Adam": lambda g: g.optimized(),
-    "a backward pass": lambda g: g.backward(),
+    "a backward pass": lambda g: pass_back_many(g.one, _COUNT),
     "a thread": lambda g: _in_thread(lambda: g.long + 1),
 }  # fmt: skip
 """Calls whose results, of 4 to 32 MiB, have no room on a full device, though their inputs are small."""

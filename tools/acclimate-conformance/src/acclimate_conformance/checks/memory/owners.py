@@ -22,7 +22,14 @@ from acclimate_conformance.checks.assertions import (
     require,
 )
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.memory.allocations import fill, mib, release, require_figures, settle
+from acclimate_conformance.checks.memory.allocations import (
+    fill,
+    mib,
+    pass_back_many,
+    release,
+    require_figures,
+    settle,
+)
 
 _SIZE = 8 * MIB
 _BEYOND = 2**50
@@ -99,19 +106,6 @@ def _on(accelerator: Accelerator, index: int, call: Callable[[], Any]) -> Any:
         return call()
 
 
-def _backward(x: torch.Tensor) -> None:
-    class TooMuch(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
-            return given * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient.expand(_BEYOND).neg()[:1]
-
-    TooMuch.apply(x[:1].clone().requires_grad_()).sum().backward()  # type: ignore[no-untyped-call]
-
-
 _TOO_LARGE: dict[str, Callable[[torch.Tensor], object]] = {
     "torch.empty": lambda x: torch.empty(_BEYOND, device=x.device),
     "torch.zeros": lambda x: torch.zeros(_BEYOND, device=x.device),
@@ -131,7 +125,7 @@ _TOO_LARGE: dict[str, Callable[[torch.Tensor], object]] = {
     "torch.zeros_like": lambda x: torch.zeros_like(x.expand(_BEYOND), memory_format=torch.contiguous_format),
     "torch.arange": lambda x: torch.arange(_BEYOND, dtype=x.dtype, device=x.device),
     "Tensor.resize_": lambda x: torch.empty(0, device=x.device).resize_(_BEYOND),
-    "a backward pass": _backward,
+    "a backward pass": lambda x: pass_back_many(x[:1], _BEYOND),
 }
 """Calls whose results do not fit into any memory, though their inputs are small."""
 
