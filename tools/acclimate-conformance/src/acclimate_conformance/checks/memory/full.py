@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -238,8 +239,7 @@ def _observe(
         if counted is not None:
             more = accelerator.memory_stats(index)["num_ooms"] - counted
             noted(more > 0, f'memory_stats({index})["num_ooms"] stays {counted} when {told} is refused')
-    settle(accelerator)
-    left = accelerator.memory_allocated(index) - full
+    left = _once_freed(accelerator, index, full) - full
     noted(left == 0, f"memory_allocated({index}) is {left} bytes higher after what {name} had no room for")
     # The allocator may keep all of it, from which others then take theirs.
     held.clear()
@@ -254,6 +254,20 @@ def _observe(
     rest = accelerator.memory_allocated(index) - start
     noted(rest < MIB, f"memory_allocated({index}) is {rest} bytes higher after {name} was full")
     return lacks
+
+
+def _once_freed(accelerator: Accelerator, index: int, expected: int) -> int:
+    """The memory that tensors occupy when it is `expected`, or after a second.
+
+    torch's thread for backward passes frees what a failed pass held after it has told of the failure.
+    """
+    end = time.monotonic() + 1
+    while True:
+        settle(accelerator)
+        found = accelerator.memory_allocated(index)
+        if found == expected or time.monotonic() > end:
+            return found
+        time.sleep(0.01)
 
 
 def _raised(call: Callable[[], object]) -> Exception | None:
