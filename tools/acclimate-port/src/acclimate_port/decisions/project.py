@@ -88,6 +88,8 @@ class Lookups:
     """The files that may be each module, by the folder of the file that imports it."""
     run: dict[Path, tuple[list[tuple[str, _Home]], list[_Home]]] = field(default_factory=dict)
     """What the functions of each file run, each with its name, and what the file imports by name."""
+    run_first: dict[Path, list[Path]] = field(default_factory=dict)
+    """The files that run whenever each file is imported, as it imports them."""
 
 
 _Known = tuple[Kind, str]
@@ -489,13 +491,22 @@ class Project:
         waiting, seen = deque([path]), {path}
         while waiting:
             at = waiting.popleft()
-            known = self._facts[at]
-            if symbol in known.stays:
-                return at, known.stays[symbol]
-            following = [one for module in known.outline.always for one in self._run_by_import(at, module)]
-            waiting += [one for one in dict.fromkeys(following) if one not in seen]
-            seen |= {*following}
+            stays = self._facts[at].stays
+            if symbol in stays:
+                return at, stays[symbol]
+            following = self._run_first(at)
+            waiting += [one for one in following if one not in seen]
+            seen.update(following)
         return None
+
+    def _run_first(self, path: Path) -> list[Path]:
+        """The files that run whenever a file is imported, as it imports them."""
+        found = self._lookups.run_first
+        if path not in found:
+            always = self._facts[path].outline.always
+            running = (one for module in always for one in self._run_by_import(path, module))
+            found[path] = list(dict.fromkeys(running))
+        return found[path]
 
     def _run_by_import(self, path: Path, module: str) -> Iterator[Path]:
         """The files that run when a module is imported: its packages and itself, if it is known which."""

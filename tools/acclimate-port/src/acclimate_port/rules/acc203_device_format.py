@@ -82,8 +82,7 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
         self, file: SourceFile, node: cst.CSTNode
     ) -> tuple[tuple[cst.CSTNode, ...], Span, tuple[Part, ...]] | None:
         """The literal, the range of the index, and the code for ``--to torch``."""
-        whole, tree = file.span(node), file.tree
-        helper = file.target.device_type
+        tree, helper = file.tree, file.target.device_type
         if isinstance(node, cst.FormattedString):
             if len(node.parts) != 2 or not isinstance(node.parts[0], cst.FormattedStringText):
                 return None
@@ -93,7 +92,7 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
             spec = None if shown.format_spec is None else "".join(map(tree.source, shown.format_spec))
             if not _shows_number(spec, shown.conversion) or shown.equal is not None:
                 return None
-            place = tree.span(text)
+            whole, place = file.span(node), tree.span(text)
             rest = Span(place.start + len("cuda"), whole.end)
             return (text,), tree.span(shown.expression), (
                 Span(whole.start, place.start), "{" + helper + "}", rest,
