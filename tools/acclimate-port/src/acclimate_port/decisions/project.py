@@ -309,7 +309,7 @@ class Project:
             known = self._facts[path].outline
             found = [one for module in known.imports for one in self._files_of(path, module)]
             texts = (one for one in known.texts if one.names is not Names.SETTINGS)
-            found += [file for text in texts for file, _ in self._named_by(path, text)]
+            found += dict.fromkeys(file for text in texts for file, _ in self._named_by(path, text))
             self._direct[path] = found
         return self._direct[path]
 
@@ -330,6 +330,13 @@ class Project:
                 yield from self._given_by_package(one)
         elif text.names is Names.ANY:
             yield from ((one, MODULE) for one in self._imported_by_none)
+            yield from self._named_by_settings
+        elif text.names is Names.FILE:
+            yield from self._configurations
+        elif text.names is Names.PLUGIN:
+            yield from self._entry_points
+        elif text.names is Names.POINT:
+            pass
         else:
             named = self._nearest(path, text)
             if text.names is Names.SETTINGS:
@@ -352,7 +359,8 @@ class Project:
         """The keys of a file of settings, and of those that it chooses, that a program reads."""
         files = (path, *self._imported(path))
         read = {name for one in files for name in self._facts[one].outline.settings}
-        chosen = (self._nearest(settings, text) for text in self._facts[settings].outline.texts)
+        texts = self._facts[settings].outline.texts
+        chosen = [self._nearest(settings, text) for text in texts if text.names is Names.SETTINGS]
         for file in (settings, *chosen):
             keys = self._placed.get(file, {}) if file is not None else ()
             yield from ((file, key) for key in keys if file is not None and ("*" in read or key in read))
@@ -361,7 +369,44 @@ class Project:
         return next((one for one in nearest(path, text.text) if one in self._facts), None)
 
     @cached_property
+    def _named_by_settings(self) -> list[_Home]:
+        """What files of settings name of the project: ``_target_: lib.model.Net``."""
+        return [
+            home
+            for path, known in self._facts.items()
+            if path.suffix in SUFFIXES
+            for text in known.outline.texts
+            if text.names is Names.NAME
+            for home in self._named_by(path, text)
+        ]
+
+    @cached_property
+    def _entry_points(self) -> list[_Home]:
+        """What the project declares as entry points."""
+        points = (
+            (path, text.text)
+            for path, known in self._facts.items()
+            for text in known.outline.texts
+            if text.names is Names.POINT
+        )
+        return [home for path, full in points for home in self._givers(path, *_parted(full), _FEW_STEPS)]
+
+    @cached_property
+    def _configurations(self) -> list[_Home]:
+        """What the modules hold or use that no file imports, of which a program runs one by its path."""
+        found = [(one, MODULE) for one in self._imported_by_none]
+        for path in self._unimported:
+            uses = (self._named(path, full) for full in self._facts[path].outline.uses)
+            found += [home for home in uses if home is not None and home[1] in self._placed.get(home[0], {})]
+        return found
+
+    @cached_property
     def _imported_by_none(self) -> list[Path]:
+        """Those of the modules which no file imports that have to do with a device."""
+        return [path for path in self._unimported if path in self._placed]
+
+    @cached_property
+    def _unimported(self) -> list[Path]:
         """The modules that no file imports, so that only a name which is not known may lead to them.
 
         Scripts and tests are run by themselves. A package that gives on what it imports does not use it
@@ -380,7 +425,6 @@ class Project:
             for path, known in self._facts.items()
             if path not in imported
             and path.suffix == ".py"
-            and path in self._placed
             and not known.outline.is_script
             and not _RUN_BY_ITSELF.search(path.stem)
         ]
