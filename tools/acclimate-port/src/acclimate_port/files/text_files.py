@@ -101,9 +101,9 @@ def _below(
         )
         for name in sorted(names):
             path = Path(where, name)
-            if is_wanted(path) and not _is_excluded(path, folder, exclude):
-                if _is_regular_within(path, root):
-                    yield path
+            wanted = is_wanted(path) and not _is_excluded(path, folder, exclude)
+            if wanted and _is_regular_within(path, root):
+                yield path
 
 
 def find_beside(paths: Sequence[Path], ported: Sequence[Path]) -> list[Path]:

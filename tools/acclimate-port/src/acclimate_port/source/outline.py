@@ -47,7 +47,8 @@ _IMPORT_STATEMENT = re.compile(
 )
 
 _DEFINITION = re.compile(
-    r"^(?:class|(?:async[ \t]+)?def|cp?def(?=[ \t][^\n=]*[(:]))[ \t]+(?:[\w.*]+[ \t]+)*?(\w+)(?=[ \t]*[\[(:])",
+    r"^(?:class|(?:async[ \t]+)?def|cp?def(?=[ \t][^\n=]*[(:]))"
+    r"[ \t]+(?:[\w.*]+[ \t]+)*?(\w+)(?=[ \t]*[\[(:])",
     re.M,
 )
 """A function or class of Python or Cython: ``cpdef inline double area(x)``."""
