@@ -109,7 +109,8 @@ def _port(args: argparse.Namespace) -> int:
             _show_written(console, result)
 
     with _progress(len(found), args.format) as advance:
-        results = port_files(found, settings, args.write, args.jobs, advance, wrote)
+        beside = text_files.find_beside(args.paths, found)
+        results = port_files(found, settings, args.write, args.jobs, advance, wrote, beside)
     results = [*(FileResult(path, failure=reason) for path, reason in failures), *results]
     _show(results, args, len(found))
     if args.report is not None:

@@ -25,6 +25,9 @@ SETUPS = {
     'kind = CppExtension\nif cuda:\n    kind = CUDAExtension\nelse:\n    raise OSError("no Cuda")\n'
     'kind("deform_attn", [])': [("deform_attn", True)],
     'CppExtension("deform_attn", ["a.cpp"])': [],
+    'def make(name, sources):\n    flags = []\n    return CUDAExtension(name=name, sources=sources)\n\n\nmake("deform_attn", [])': [
+        ("deform_attn", True)
+    ],
 }
 
 
@@ -44,6 +47,10 @@ def test_names_of_extensions_are_found_that_a_variable_holds() -> None:
         ("import xformers.ops\n", 1),
         ("try:\n    import deform_attn\nexcept ImportError:\n    deform_attn = None\n", 0),
         ("import bitsandbytes\n", 0),
+        ('import importlib\nops = importlib.import_module("fused_softmax_cuda")\n', 2),
+        ('import importlib\nops = importlib.import_module("deform_attn")\n', 2),
+        ('import importlib\nops = importlib.import_module("models.net_cuda")\n', 0),
+        ('import importlib\n\n\ndef f():\n    return importlib.import_module("fused_softmax_cuda")\n', 0),
         ('from torch.utils.cpp_extension import load\nops = load("f", sources=["f.cpp", "f.cu"])\n', 2),
         ('from torch.utils.cpp_extension import load\nnames = ["f.cu"]\nops = load("f", sources=names)\n', 3),
         ('from torch.utils.cpp_extension import load\nops = load("f", sources=["f.cpp"])  # .cu\n', 0),

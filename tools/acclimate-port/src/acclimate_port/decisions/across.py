@@ -9,6 +9,7 @@ What chooses a device also relies on what else the files that hold or import it 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from acclimate_port.conditions.branches import code_passed, controlled_quietly, 
 from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.given_away import given_to_those_who_mean_cuda
 from acclimate_port.conditions.hidden_devices import hiding
+from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.own_devices import choosing, operator_calls
@@ -74,6 +76,8 @@ _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 """Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
+_BUILDERS = ("torch.utils.cpp_extension.load",)
+_KERNELS = re.compile(r"\.cu[\"']|\bcuda_sources\b")
 _ACCESSES = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
 _MAY_NOT_RUN = (
     *(cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.For, cst.While),
@@ -120,6 +124,8 @@ class Across:
         for index in self._device.turned_off:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)
+        for index, code in self._after_calls():
+            self._relying[Symbol(Kind.BUILD, code)].append(index)
         self._relying[_SPLIT] += [*decisions.of_rules("data-parallel")]
         self._relying[_BACKEND] += self._device.exchanging
         self._relying[_REPORT] += self._device.reports
@@ -167,7 +173,7 @@ class Across:
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
         staying = (
             *(self._tests_that_stay(), self._keys(), self._given_to_others(), self._accepted()),
-            *(self._code_that_stays(), self._after_checks(), self._answers_given()),
+            *(self._code_that_stays(), self._after_checks(), self._answers_given(), self._builds()),
         )
         for symbol, place in (pair for pairs in staying for pair in pairs):
             add(symbol, place)
@@ -178,6 +184,11 @@ class Across:
                     add(Symbol(Kind.TENSOR, text), self._all[index].finding.place)
         for index in filter(self._stays, self._all.of_rules("profiler-activities")):
             add(_PROFILER, self._all[index].finding.place)
+        # Only CUDA's tensors pass such a check, also where the program may keep it: it guards a kernel.
+        for index in filter(self._stays, self._all.of_rules("is-cuda")):
+            if ends_program_if_false(self._file, self._all[index].finding.node):
+                for text in self._homes(index):
+                    add(Symbol(Kind.BOUND, text), self._all[index].finding.place)
         for kind, members in self._device.groups.items():
             for index in self._device.staying(members):
                 for text in self._homes(index):
@@ -519,6 +530,31 @@ class Across:
             if place is not None:
                 yield _after(text), place
 
+    def _after_calls(self) -> Iterator[tuple[int, str]]:
+        """The decisions on the device after calls of functions in the same block, with these."""
+        placed = set(self._device.groups[Kind.PLACE])
+        for statement in self._file.tree.of_type(cst.Expr) if placed else ():
+            call, line = statement.value, self._file.tree.parent(statement)
+            block = self._file.tree.parent(line) if line is not None else None
+            text = self._code(call.func).text if isinstance(call, cst.Call) else ""
+            if line is not None and block is not None and text.startswith(("from:", "here:")):
+                later = Span(self._file.span(line).end, self._file.span(block).end)
+                yield from ((index, text) for index in self._all.counted([later]) if index in placed)
+
+    def _builds(self) -> Iterator[tuple[Symbol, Span]]:
+        """The functions that build an extension for CUDA whenever they are first called."""
+        file = self._file
+        if "cpp_extension" not in file.tree.text or not _KERNELS.search(file.tree.text):
+            return
+        for call in file.tree.of_type(cst.Call):
+            if (file.tree.qualified(call.func) or "").startswith(_BUILDERS):
+                around = [*file.tree.ancestors(call)]
+                tests = (one.test for one in around if isinstance(one, cst.If))
+                is_optional = any(isinstance(one, (cst.Try, cst.IfExp)) for one in around)
+                if not is_optional and all(_asks_for_first(file.tree.source(one)) for one in tests):
+                    functions = (of_function(file, one) for one in around if isinstance(one, cst.FunctionDef))
+                    yield from ((Symbol(Kind.BUILD, text), file.span(call)) for text in functions)
+
     def _native_code(self, code: cst.ClassDef | cst.FunctionDef, text: str) -> Iterator[tuple[Symbol, Span]]:
         body = self._file.span(code.body)
         if code in self._file.vendor_code.of_runtimes:
@@ -569,6 +605,7 @@ class Across:
             code = self._code(call.func)
             if code.text and (caller := self._runs_always.get(id(call))):
                 yield code, Symbol(Kind.CODE, caller)
+                yield Symbol(Kind.BUILD, code.text), Symbol(Kind.BUILD, caller)
             for argument in call.args if code.text else ():
                 yield from self._through(argument.value, of_argument(file, argument), kinds=_GIVEN)
                 if argument.star == "**" and is_settings(argument.value):
@@ -615,6 +652,11 @@ class Across:
         if reached and isinstance(value, cst.Attribute) and value.attr.value == "device":
             for text in sources(self._file, value.value):
                 yield Symbol(Kind.DEVICE, reached), Symbol(Kind.TENSOR, text)
+
+
+def _asks_for_first(test: str) -> bool:
+    """Whether a test asks if something is not made yet: ``ops is None``, ``not hasattr(self, "ops")``."""
+    return test.endswith("is None") or test.startswith("not ")
 
 
 def _after(function: str) -> Symbol:

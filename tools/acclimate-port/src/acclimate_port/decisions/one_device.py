@@ -8,6 +8,7 @@ program half on CUDA, so the others are only offered.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -154,6 +155,7 @@ class OneDevice:
         beside += [(self._annotations(), self.groups[Kind.CAST]), (self._waits, self.groups[Kind.STREAM])]
         beside += [(self.turned_off, self.groups[Kind.CAST]), (self.groups[Kind.CAST], self.turned_off)]
         beside += [([index], self._raising_before(index)) for index in self._waits]
+        beside += self._under_one_flag
         # What takes the time of the device, or orders its work, fails on others where it is not edited.
         offered = [i for i in self.groups[Kind.STREAM] if self._all[i].status is Status.CONVERTED]
         beside += [(self.groups[Kind.PLACE], offered)]
@@ -182,6 +184,35 @@ class OneDevice:
             and self._file.tree.function(self._all[one].finding.node) is function
             and not self._file.is_guarded(self._all[one].finding.node)
         ]
+
+    @cached_property
+    def _under_one_flag(self) -> list[tuple[list[int], list[int]]]:
+        """The profiler ranges under each flag, with what stays under the same one and needs CUDA.
+
+        ``if profile: torch.cuda.cudart().cudaProfilerStart()``, and elsewhere ``if profile: range_push(…)``.
+        """
+        ranges: dict[str, list[int]] = defaultdict(list)
+        others: dict[str, list[int]] = defaultdict(list)
+        for index in self._all.of_rules("nvtx", "runtime-call", "other-use"):
+            finding = self._all[index].finding
+            if finding.rule.name == "nvtx" or finding.outcome is Outcome.LEFT:
+                held = ranges if finding.rule.name == "nvtx" else others
+                for flag in self._flags_around(finding.node):
+                    held[flag].append(index)
+        return [(members, others[flag]) for flag, members in ranges.items() if flag in others]
+
+    def _flags_around(self, node: cst.CSTNode | None) -> set[str]:
+        """The names and attributes of which all must be true where code runs."""
+        found: set[str] = set()
+        for below, around in self._file.tree.upwards(node) if node is not None else ():
+            waiting = [around.test] if isinstance(around, cst.If) and below is around.body else []
+            while waiting:
+                test = waiting.pop()
+                if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+                    waiting += [test.left, test.right]
+                elif isinstance(test, (cst.Name, cst.Attribute)):
+                    found.add(dotted(test))
+        return found - {""}
 
     def _annotations(self) -> list[int]:
         """The classes of autocasts and scalers in annotations: ``scaler: GradScaler | None``."""

@@ -39,6 +39,7 @@ _REASONS = {
     Kind.KERNEL: "Apple's MPS has no kernel for a function of torch that {place} calls",
     Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
     Kind.IMPORT: "{place}, without which this file cannot be imported, needs NVIDIA's GPUs or its compiler",
+    Kind.BUILD: "{place}, which runs before it, builds an extension for CUDA",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
@@ -59,7 +60,7 @@ _OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind
 """What is known of each file that has been read, also if it was not ported."""
 _ALSO_IN_ONE_FILE = (
     *(Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.LOAD),
-    Kind.IMPORT,
+    *(Kind.IMPORT, Kind.BUILD),
 )
 """What the joins inside one file do not look for."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
@@ -311,7 +312,7 @@ class Project:
             known = self._facts[path].outline
             found = [one for module in known.imports for one in self._files_of(path, module)]
             texts = (one for one in known.texts if one.names is not Names.SETTINGS)
-            found += [file for text in texts for file, _ in self._named_by(path, text)]
+            found += dict.fromkeys(file for text in texts for file, _ in self._named_by(path, text))
             self._direct[path] = found
         return self._direct[path]
 
@@ -332,6 +333,13 @@ class Project:
                 yield from self._given_by_package(one)
         elif text.names is Names.ANY:
             yield from ((one, MODULE) for one in self._imported_by_none)
+            yield from self._named_by_settings
+        elif text.names is Names.FILE:
+            yield from self._configurations
+        elif text.names is Names.PLUGIN:
+            yield from self._entry_points
+        elif text.names is Names.POINT:
+            pass
         else:
             named = self._nearest(path, text)
             if text.names is Names.SETTINGS:
@@ -354,7 +362,8 @@ class Project:
         """The keys of a file of settings, and of those that it chooses, that a program reads."""
         files = (path, *self._imported(path))
         read = {name for one in files for name in self._facts[one].outline.settings}
-        chosen = (self._nearest(settings, text) for text in self._facts[settings].outline.texts)
+        texts = self._facts[settings].outline.texts
+        chosen = [self._nearest(settings, text) for text in texts if text.names is Names.SETTINGS]
         for file in (settings, *chosen):
             keys = self._placed.get(file, {}) if file is not None else ()
             yield from ((file, key) for key in keys if file is not None and ("*" in read or key in read))
@@ -363,7 +372,44 @@ class Project:
         return next((one for one in nearest(path, text.text) if one in self._facts), None)
 
     @cached_property
+    def _named_by_settings(self) -> list[_Home]:
+        """What files of settings name of the project: ``_target_: lib.model.Net``."""
+        return [
+            home
+            for path, known in self._facts.items()
+            if path.suffix in SUFFIXES
+            for text in known.outline.texts
+            if text.names is Names.NAME
+            for home in self._named_by(path, text)
+        ]
+
+    @cached_property
+    def _entry_points(self) -> list[_Home]:
+        """What the project declares as entry points."""
+        points = (
+            (path, text.text)
+            for path, known in self._facts.items()
+            for text in known.outline.texts
+            if text.names is Names.POINT
+        )
+        return [home for path, full in points for home in self._givers(path, *_parted(full), _FEW_STEPS)]
+
+    @cached_property
+    def _configurations(self) -> list[_Home]:
+        """What the modules hold or use that no file imports, of which a program runs one by its path."""
+        found = [(one, MODULE) for one in self._imported_by_none]
+        for path in self._unimported:
+            uses = (self._named(path, full) for full in self._facts[path].outline.uses)
+            found += [home for home in uses if home is not None and home[1] in self._placed.get(home[0], {})]
+        return found
+
+    @cached_property
     def _imported_by_none(self) -> list[Path]:
+        """Those of the modules which no file imports that have to do with a device."""
+        return [path for path in self._unimported if path in self._placed]
+
+    @cached_property
+    def _unimported(self) -> list[Path]:
         """The modules that no file imports, so that only a name which is not known may lead to them.
 
         Scripts and tests are run by themselves. A package that gives on what it imports does not use it
@@ -382,7 +428,6 @@ class Project:
             for path, known in self._facts.items()
             if path not in imported
             and path.suffix == ".py"
-            and path in self._placed
             and not known.outline.is_script
             and not _RUN_BY_ITSELF.search(path.stem)
         ]

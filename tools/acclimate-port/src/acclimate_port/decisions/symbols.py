@@ -66,6 +66,8 @@ class Kind(Enum):
     """A file whose code loads a checkpoint to the device that it was saved on."""
     IMPORT = "import"
     """A file that cannot be imported without CUDA."""
+    BUILD = "build"
+    """A function that builds an extension for CUDA, and raises where it cannot."""
     SPLIT = "split"
     """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"

@@ -14,6 +14,8 @@ _MAGIC = re.compile(
     re.MULTILINE,
 )
 """A magic, a shell command, also of which a name gets the output, or a question for help: ``ones?``."""
+_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+"""A text in JSON."""
 _HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)(?: sets VISIBLE_DEVICES)?$", re.MULTILINE)
 
 
@@ -89,6 +91,27 @@ class Notebook:
             if text != _cell_source(cell):
                 cell["source"] = text.splitlines(keepends=True) if self._has_list[number] else text
         return _dumped(self._data, self._style)
+
+
+def code_of(text: str) -> str:
+    """The code of a notebook, also of one that cannot be written back, without magics and shell commands.
+
+    If its JSON cannot be read, all texts in it count as code.
+    """
+    try:
+        data = json.loads(text)
+        cells = [one for one in data["cells"] if one.get("cell_type") == "code"]
+        sources = [_cell_source(one) for one in cells]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        sources = [_unquoted(found[0]).rstrip("\n") for found in _TEXT.finditer(text)]
+    return "\n".join(_MAGIC.sub(r"\1pass", one) for one in sources)
+
+
+def _unquoted(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return quoted[1:-1]
 
 
 _Style = tuple[int | str | None, bool, str]

@@ -6,9 +6,10 @@ import codecs
 import fnmatch
 import io
 import os
+import re
 import stat
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ _SKIPPED_FOLDERS = frozenset(
 )
 NOT_REGULAR = "it is not a regular file"
 _SUFFIXES = (".py", ".pyi", ".ipynb", ".yaml", ".yml")
+_PROGRAMS = (".py", ".ipynb", ".pyx", ".pyw")
+_SCRIPT = re.compile(rb"#![^\n]*python")
+"""The first line of a script without a suffix."""
 
 
 class UnreadableError(Exception):
@@ -74,7 +78,16 @@ def _add(path: Path, found: dict[Path, Path], failures: list[tuple[Path, str]]) 
         found.setdefault(real, path)
 
 
-def _below(folder: Path, exclude: Sequence[str], failures: list[tuple[Path, str]]) -> Iterator[Path]:
+def _is_wanted(path: Path) -> bool:
+    return path.name.endswith(_SUFFIXES)
+
+
+def _below(
+    folder: Path,
+    exclude: Sequence[str],
+    failures: list[tuple[Path, str]],
+    is_wanted: Callable[[Path], bool] = _is_wanted,
+) -> Iterator[Path]:
     def on_error(error: OSError) -> None:
         failures.append((Path(error.filename), error.strerror or str(error)))
 
@@ -88,9 +101,29 @@ def _below(folder: Path, exclude: Sequence[str], failures: list[tuple[Path, str]
         )
         for name in sorted(names):
             path = Path(where, name)
-            wanted = name.endswith(_SUFFIXES) and not _is_excluded(path, folder, exclude)
+            wanted = is_wanted(path) and not _is_excluded(path, folder, exclude)
             if wanted and _is_regular_within(path, root):
                 yield path
+
+
+def find_beside(paths: Sequence[Path], ported: Sequence[Path]) -> list[Path]:
+    """The programs below folders that are not ported: excluded ones, Cython, and scripts without a suffix."""
+    own = {os.path.realpath(path) for path in ported}
+    found = []
+    for folder in paths:
+        for path in _below(folder, (), [], _is_program) if os.path.isdir(folder) else ():
+            if os.path.realpath(path) not in own:
+                found.append(path)
+    return found
+
+
+def _is_program(path: Path) -> bool:
+    if path.suffix:
+        return path.suffix in _PROGRAMS
+    try:
+        return _SCRIPT.match(read(path)) is not None
+    except (OSError, UnreadableError):
+        return False
 
 
 def _is_regular_within(path: Path, root: Path) -> bool:

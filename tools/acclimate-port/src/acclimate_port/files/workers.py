@@ -18,20 +18,28 @@ import libcst as cst
 from acclimate_port.decisions.project import Lookups, Project
 from acclimate_port.decisions.symbols import MODULE, Facts, Kind, Symbol
 from acclimate_port.engine import Look, Settings, Site, Status, may_concern, port_text
-from acclimate_port.files.notebook import Notebook
+from acclimate_port.files.notebook import Notebook, code_of
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write
 from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.cuda_tensors import given_to_cuda
 from acclimate_port.source.float64 import float64
 from acclimate_port.source.mps_kernels import without_mps
+from acclimate_port.source.named_in_texts import Names
 from acclimate_port.source.needed_extensions import line_that_needs_cuda
 from acclimate_port.source.outline import Outline, blocks_of_refused, outline, outline_of_refused
 from acclimate_port.source.parallel_reads import parallel_reads
 from acclimate_port.source.process_groups import on_groups
 from acclimate_port.source.saved_files import saved_files
-from acclimate_port.source.settings_files import chosen_by, devices_given, read_named, yaml_lines
+from acclimate_port.source.settings_files import (
+    chosen_by,
+    devices_given,
+    named_by,
+    read_all,
+    read_named,
+    yaml_lines,
+)
 from acclimate_port.source.survey import Survey, joined, survey
-from acclimate_port.source.tree import parse_as_python
+from acclimate_port.source.tree import module_of, parse_as_python, text_of
 
 _FEW_FILES = 4
 _PROGRAMS = (".py", ".ipynb")
@@ -44,6 +52,8 @@ _MOST_DROPPED = 4_000_000
 """The most characters of the texts whose syntax trees wait to be freed, as these hold each other."""
 _TOO_DEEP = "its expressions are nested too deeply"
 _NAMES_CUDA = re.compile(r"^[^#\n]*\b(?:cuda|nccl)\b", re.M)
+_MAY_MEAN_CUDA = re.compile(r"^[^#\n]*(?:cuda|nccl|device|gpu)", re.M)
+"""The words of a device in a file that cannot be read, which may do anything with it."""
 _PROGRAM = Symbol(Kind.PLACE, f"here:{MODULE}")
 _LINE = re.compile(r"\bline (\d+)")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
@@ -77,6 +87,7 @@ def port_files(
     jobs: int,
     done: Callable[[], None],
     wrote: Callable[[FileResult], None] = lambda _: None,
+    beside: Sequence[Path] = (),
 ) -> list[FileResult]:
     """Ports files and, if asked, writes them; the results are in the order of the files.
 
@@ -89,6 +100,7 @@ def port_files(
         jobs: the number of processes.
         done: called after each file.
         wrote: called as soon as a file is written.
+        beside: other programs of the project, which stay as they are.
     """
     hopeful: list[Path] = []
     results: dict[Path, FileResult] = {}
@@ -112,7 +124,7 @@ def port_files(
         for result in _port_each(dict.fromkeys(hopeful, settings), jobs, looks):
             results[result.path] = result
             done()
-        _port_again(paths, results, settings, jobs, looks)
+        _port_again(paths, beside, results, settings, jobs, looks)
     for path in hopeful:
         if apply and results[path].changed:
             results[path] = _written(results[path])
@@ -168,21 +180,31 @@ class _Looks:
 
 
 def _port_again(
-    paths: Sequence[Path], results: dict[Path, FileResult], settings: Settings, jobs: int, looks: _Looks
+    paths: Sequence[Path],
+    beside: Sequence[Path],
+    results: dict[Path, FileResult],
+    settings: Settings,
+    jobs: int,
+    looks: _Looks,
 ) -> None:
     """Ports those files again whose edits rely on code of others that stays, until no more are found."""
     doubts: dict[Path, dict[Symbol, str]] = {}
     if not any(result.facts.relies for result in results.values()):
         return
     others = {
-        path: _with_values(Facts(outline(_bytes(path))), _bytes(path), settings.survey)
+        path: _of_other(path, settings.survey)
         for path in paths
-        if path not in results and path.suffix == ".py"
+        if path not in results and path.suffix in _PROGRAMS
     }
+    others |= {path: _of_refused(_code(path, _bytes(path)), _NAMES_CUDA) for path in beside}
     outlines = [*((path, one.facts.outline) for path, one in results.items())]
     outlines += [(path, facts.outline) for path, facts in others.items()]
     named = ((path, text) for path, one in outlines for text in one.texts)
-    others |= {path: _of_settings(path, text) for path, text in read_named(named, paths).items()}
+    settings_read = read_named(named, paths)
+    # What a program finds by a name that is not known may be in any file of settings.
+    finds = {text.names for path, one in outlines for text in one.texts}
+    settings_read |= read_all(paths) if finds & {Names.ANY, Names.PLUGIN} else {}
+    others |= {path: _of_settings(path, text) for path, text in settings_read.items()}
     lookups = Lookups()
 
     def project() -> Project:
@@ -241,12 +263,31 @@ def _with_values(facts: Facts, source: str | bytes, known: Survey, sites: Sequen
 def _of_settings(path: Path, text: str) -> Facts:
     """The facts of a file of settings: the device or the backend of CUDA that it gives a program."""
     stays = {Symbol(Kind.PLACE, f"here:{key}"): line for key, line in devices_given(path.name, text).items()}
-    chosen = frozenset(chosen_by(text)) if path.suffix in (".yaml", ".yml") else frozenset()
-    return Facts(Outline(texts=chosen), stays=stays)
+    chosen = chosen_by(text) if path.suffix in (".yaml", ".yml") else ()
+    return Facts(Outline(texts=frozenset((*chosen, *named_by(text)))), stays=stays)
 
 
-def _of_refused(source: str) -> Facts:
-    """The facts of a file that cannot be ported: it stays on CUDA, and so does what it imports."""
+def _of_other(path: Path, known: Survey) -> Facts:
+    """The facts of a file without code for one kind of device."""
+    code = _code(path, _bytes(path))
+    if module_of(code) is None:
+        return _of_refused(code)
+    return _with_values(Facts(outline(code)), code, known)
+
+
+def _code(path: Path, data: bytes) -> str:
+    """The code of a file, also of one that cannot be written back."""
+    text = text_of(data).replace("\0", "")
+    return code_of(text) if path.suffix == ".ipynb" else text
+
+
+def _of_refused(source: str, words: re.Pattern[str] = _MAY_MEAN_CUDA) -> Facts:
+    """The facts of a file that is not ported: it stays on CUDA, and so does what it imports.
+
+    Args:
+        source: its code.
+        words: finds that it has to do with CUDA.
+    """
     places = [(_PROGRAM, source, 0)]
     places += [
         (Symbol(Kind.PLACE, f"here:{name}"), text, start) for name, text, start in blocks_of_refused(source)
@@ -254,9 +295,10 @@ def _of_refused(source: str) -> Facts:
     stays = {
         symbol: source.count("\n", 0, start + named.start()) + 1
         for symbol, text, start in places
-        if (named := _NAMES_CUDA.search(text)) is not None
+        if (named := words.search(text)) is not None
     }
-    return Facts(outline_of_refused(source), stays=stays)
+    own = outline(source) if module_of(source) is not None else outline_of_refused(source)
+    return Facts(own, stays=stays)
 
 
 def _bytes(path: Path) -> bytes:
@@ -352,23 +394,25 @@ def _port_file(path: Path, settings: Settings, looks: dict[str, Look] | None) ->
         data = read(path)
         if not (may_concern(data) or settings.concerns_all):
             return FileResult(path)
-        content = decode(data)
-        return replace(_ported(path, content.text, settings, looks), content=content)
     except UnreadableError as error:
         return FileResult(path, failure=str(error))
     except OSError as error:
         return FileResult(path, failure=error.strerror or str(error))
+    try:
+        content = decode(data)
+        return replace(_ported(path, content.text, settings, looks), content=content)
+    except UnreadableError as error:
+        failure = str(error)
     except cst.ParserSyntaxError as error:
-        if path.suffix == ".ipynb":
-            return FileResult(path, failure=_syntax(error, ""))
-        source = decode(data).text
-        return FileResult(path, failure=_syntax(error, source), facts=_of_refused(source))
+        failure = _syntax(error, "" if path.suffix == ".ipynb" else decode(data).text)
     except RecursionError:
-        return FileResult(path, failure=_TOO_DEEP)
+        failure = _TOO_DEEP
     except UnicodeEncodeError as error:
-        return FileResult(path, failure=f"its encoding cannot hold the edit: {error}")
+        failure = f"its encoding cannot hold the edit: {error}"
     except Exception as error:  # noqa: BLE001 - a fault of ours with one file must not keep the others from it
-        return FileResult(path, failure=f"a bug in acclimate: {type(error).__name__}; please report it")
+        failure = f"a bug in acclimate: {type(error).__name__}; please report it"
+    facts = _of_refused(_code(path, data)) if path.suffix in _PROGRAMS else Facts()
+    return FileResult(path, failure=failure, facts=facts)
 
 
 def _refuse_deep(text: str) -> None:

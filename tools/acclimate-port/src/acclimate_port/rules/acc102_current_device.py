@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate_port.dataflow.sinks import Sink, sink_of
 from acclimate_port.new_code.targets import Missing
 from acclimate_port.rules.acc101_runtime_call import guarded
 from acclimate_port.rules.base import Example, Finding, Rule, cuda_name
-from acclimate_port.source.tree import Span
+from acclimate_port.source.tree import Span, called_name
 from acclimate_port.source_file import SourceFile
+
+_SPLITS = re.compile(r"(scatter|replicate|gather)(_kwargs)?$")
+"""Names of torch's functions that split a batch over devices, and of the methods that call them."""
 
 
 class CurrentDevice(Rule[cst.Call]):
@@ -54,6 +59,8 @@ call becomes `current_device_name()`, otherwise `current_device()`. A value whos
     def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         if cuda_name(file, node.func) != "current_device":
             return None
+        if _is_split_over(file, node):
+            return self.left(file, node, "torch splits a batch over CUDA devices only", (node.func,))
         if sink_of(file, node) is Sink.DEVICE:
             # torch's own device has no index: kept, it is another one once `set_device` has been called.
             is_kept = file.target.name == "torch" and not isinstance(file.tree.parent(node), cst.Arg)
@@ -71,3 +78,12 @@ call becomes `current_device_name()`, otherwise `current_device()`. A value whos
         return self.becomes(
             file, node, *guarded(file, node, spelling, spelling.text, rest), claims=(node.func,)
         )
+
+
+def _is_split_over(file: SourceFile, number: cst.Call) -> bool:
+    """Whether a function that splits or gathers a batch gets a number in a list: ``scatter(x, [number])``."""
+    element = file.tree.parent(number)
+    held = file.tree.parent(element) if isinstance(element, cst.Element) else None
+    given = file.tree.parent(held) if isinstance(held, (cst.List, cst.Tuple)) else None
+    call = file.tree.parent(given) if isinstance(given, cst.Arg) else None
+    return isinstance(call, cst.Call) and _SPLITS.match(called_name(call) or "") is not None

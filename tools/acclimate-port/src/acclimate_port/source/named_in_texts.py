@@ -33,6 +33,12 @@ class Names(Enum):
     """A file of settings: ``conf/config.yaml``."""
     ANY = "any"
     """A name that is not known: of a setting, a file of settings or a pickle."""
+    FILE = "file"
+    """A file of Python whose path is not known, and that the program runs: a configuration."""
+    PLUGIN = "plugin"
+    """The entry points that another file declares."""
+    POINT = "point"
+    """An entry point that a build script declares: ``main`` of ``"run = pkg.cli:main"``."""
 
 
 class Text(NamedTuple):
@@ -64,6 +70,22 @@ _RUN_WORDS = (
     "spec_from_file_location",
 )
 """One of these is in each text that the pattern finds; looking for them takes a tenth of its time."""
+_RUN_FILES = {"run_path", "spec_from_file_location", "SourceFileLoader", "load_source"}
+"""Functions that run a file of Python whose path they get."""
+_RUNS_FILES = re.compile(
+    r"\brun_path\b|\bspec_from_file_location\b|\bSourceFileLoader\b|\bload_source\b|(?<![\w.])exec\("
+    r"|\b\w*Config\.fromfile\(|\bLazyConfig\.load\("
+)
+_FILE_WORDS = (
+    *("run_path", "spec_from_file_location", "SourceFileLoader", "load_source", "exec(", "Config.fromfile("),
+    "LazyConfig.load(",
+)
+"""One of these is in each text that the pattern finds."""
+_IMPORT = re.compile(r"\s*(?:from|import)\s+([\w.*]+)")
+_FINDS_PLUGINS = re.compile(r"\b(?:iter_)?entry_points\(|\bstevedore\b")
+_POINT = re.compile(
+    r"""["']?\s*[\w.-]+["']?\s*=\s*["']?\s*((?:\w+\.)*\w+):(\w+)[\w.]*\s*(?:\[[\w, ]*\]\s*)?["']?\s*$"""
+)
 _RUNS_HERE = re.compile(r"\brunpy\b|\bspec_from_file_location\b|(?<![\w.])exec\(")
 """Those that run a file in the same process."""
 _SETTINGS = re.compile(r"""["']((?:[\w.-]+/)*[\w.-]+\.(?:ya?ml|json|toml))["']""")
@@ -135,6 +157,13 @@ class NamedInTexts:
             and _RUNS.search(text)
         ):
             self._found += self._run()
+        is_build = "setuptools" in text or "distutils" in text  # it reads its version so
+        if not is_build and any(word in text for word in _FILE_WORDS) and _RUNS_FILES.search(text):
+            self._found += self._run_by_path()
+        if _FINDS_PLUGINS.search(text) and ".load" in text:
+            self._found.append((0, Text(Names.PLUGIN, _UNKNOWN)))
+        if "entry_points" in text:
+            self._found += [(0, one) for one in points_declared(text)]
         self._found += self._settings()
 
     def all(self) -> frozenset[Text]:
@@ -203,6 +232,23 @@ class NamedInTexts:
                 elif whole == _UNKNOWN:
                     yield call.lineno, Text(Names.ANY, whole)
 
+    def _run_by_path(self) -> Iterator[tuple[int, Text]]:
+        """The files of Python that run by a path, and the modules of imports that are put together."""
+        for node in self._nodes:
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = _name(node.func)
+            owner = _name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            is_runner = name in _RUN_FILES or (name, owner) == ("load", "LazyConfig")
+            is_runner = is_runner or (name == "fromfile" and owner.endswith("Config"))
+            if name == "exec" and isinstance(node.func, ast.Name):
+                said = _texts(node.args[0], {}, _DEEPEST)
+                found = [_IMPORT.match(one) for one in said]
+                yield from ((node.lineno, Text(Names.MODULE, one[1])) for one in found if one is not None)
+                is_runner = not any(found)
+            if is_runner and not any(_SCRIPT.search(text) for text in _constants(node)):
+                yield node.lineno, Text(Names.FILE, _UNKNOWN)
+
     def _settings(self) -> Iterator[tuple[int, Text]]:
         """The files of settings."""
         for found in _SETTINGS.finditer(self._text):
@@ -231,6 +277,20 @@ class NamedInTexts:
             if "." in node.value and _WHOLE.match(node.value) and not _NO_NAME.search(node.value):
                 modules.append(node.value)
             yield from ((node.lineno, Text(Names.MODULE, one)) for one in modules)
+
+
+def points_declared(text: str) -> Iterator[Text]:
+    """The entry points that a build script, or a file of settings for it, declares."""
+    for line in re.split(r"[\n,\[\]]", text):
+        if found := _POINT.match(line.strip()):
+            yield Text(Names.POINT, f"{found[1]}.{found[2]}")
+
+
+def _constants(node: ast.AST) -> Iterator[str]:
+    """The texts in an expression."""
+    for one in python_nodes(node):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield one.value
 
 
 def _is_format(node: ast.AST) -> TypeGuard[ast.expr]:

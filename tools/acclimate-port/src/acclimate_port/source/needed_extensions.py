@@ -18,10 +18,15 @@ _RUN_ON_HOSTS = {"bitsandbytes"}
 _MAKES = re.compile(r"(?:^|[^\w.])(\w+)[ \t]*=[ \t]*(?:cpp_extension\.)?CUDAExtension\b(?!\()")
 _NAMED = r"\b(?:{})\(\s*(?:name\s*=\s*)?(?:[\"'](?:\w+\.)*(\w+)[\"']|(\w+))"
 _TEXT = r"^[ \t]*{}[ \t]*=[ \t]*[\"'](?:\w+\.)*(\w+)[\"']"
+_MADE = re.compile(r"CUDAExtension\(\s*(?:name\s*=\s*)?(\w+)")
+_FUNCTION = re.compile(r"^[ \t]*def[ \t]+(\w+)\([ \t\n]*(?:self,[ \t]*)?(\w+)", re.M)
+_COMPILED = re.compile(r"(?:^_C|_C|_ext|_cuda(?:_(?:lib|kernels?|backend))?)$")
+"""Names of compiled modules for CUDA, which code imports by a text."""
 _IMPORT = re.compile(r"^[ \t]*from[ \t]+[\w.]+[ \t]+import[ \t]*(?:\([^)]*\)|[^\n]*)", re.M)
 _REFUSES = re.compile(r"^[ \t]+raise\b[^\n]*cuda", re.M | re.IGNORECASE)
 _LOADS = {"load", "load_inline"}
 _BUILDS = "cpp_extension"
+_BY_TEXT = "import_module"
 
 
 def extensions_built(source: bytes) -> Iterator[tuple[str, bool]]:
@@ -32,11 +37,20 @@ def extensions_built(source: bytes) -> Iterator[tuple[str, bool]]:
     if b"CUDAExtension" not in source:
         return
     text = text_of(source)
-    makers = {"CUDAExtension", *_MAKES.findall(text)}
+    makers = {"CUDAExtension", *_MAKES.findall(text), *_helpers(text)}
     is_needed = "CppExtension" not in _IMPORT.sub("", text) or _REFUSES.search(text) is not None
     for name, variable in re.findall(_NAMED.format("|".join(sorted(makers))), text):
         names = [name] if name else re.findall(_TEXT.format(variable), text, re.M)
         yield from ((one, is_needed) for one in names)
+
+
+def _helpers(text: str) -> Iterator[str]:
+    """The functions that make an extension by the name that they get: ``def make(name, sources): …``."""
+    functions = [*_FUNCTION.finditer(text)]
+    for made in _MADE.finditer(text):
+        around = next((one for one in reversed(functions) if one.end() < made.start()), None)
+        if around is not None and around[2] == made[1]:
+            yield around[1]
 
 
 def line_that_needs_cuda(source: str | bytes, extensions: frozenset[str]) -> int:
@@ -48,18 +62,28 @@ def line_that_needs_cuda(source: str | bytes, extensions: frozenset[str]) -> int
     """
     text = text_of(source)
     is_built = _BUILDS in text and ".cu" in text
-    if not is_built and not any(name in text for name in (*NEEDED, *extensions)):
+    imports_texts = _BY_TEXT in text
+    if not is_built and not imports_texts and not any(name in text for name in (*NEEDED, *extensions)):
         return 0
     module = module_of(source)
     for statement in module.body if module is not None else ():
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             if _needs(statement, extensions):
                 return statement.lineno
-        elif is_built and isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)):
-            calls = (one for one in python_nodes(statement) if isinstance(one, ast.Call))
-            if any(last_python_name(one.func) in _LOADS and _names_kernels(one, text) for one in calls):
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) and (is_built or imports_texts):
+            calls = [one for one in python_nodes(statement) if isinstance(one, ast.Call)]
+            builds = any(last_python_name(one.func) in _LOADS and _names_kernels(one, text) for one in calls)
+            if (is_built and builds) or any(_imports_extension(one, extensions) for one in calls):
                 return statement.lineno
     return 0
+
+
+def _imports_extension(call: ast.Call, extensions: frozenset[str]) -> bool:
+    """Whether a call imports an extension by its name: ``importlib.import_module("fused_cuda")``."""
+    named = call.args[0] if call.args and last_python_name(call.func) == _BY_TEXT else None
+    full = named.value if isinstance(named, ast.Constant) and isinstance(named.value, str) else ""
+    package, _, name = full.rpartition(".")
+    return name in extensions or (not package and _COMPILED.search(name) is not None)
 
 
 def always_imported(module: ast.Module) -> Iterator[str]:

@@ -46,7 +46,12 @@ _IMPORT_STATEMENT = re.compile(
     r"^[ \t]*(from[ \t]+[\w.]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)|import[ \t]+[^\n]*)", re.M
 )
 
-_DEFINITION = re.compile(r"^(?:class|def)[ \t]+(\w+)", re.M)
+_DEFINITION = re.compile(
+    r"^(?:class|(?:async[ \t]+)?def|cp?def(?=[ \t][^\n=]*[(:]))"
+    r"[ \t]+(?:[\w.*]+[ \t]+)*?(\w+)(?=[ \t]*[\[(:])",
+    re.M,
+)
+"""A function or class of Python or Cython: ``cpdef inline double area(x)``."""
 _TOP_LINE = re.compile(r"^[^\s#)\]}]", re.M)
 _CHAIN = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 
@@ -282,7 +287,7 @@ def _names_in(text: str) -> set[str]:
 def _is_script(statements: list[ast.AST], own: set[str]) -> bool:
     """Whether a module has a loop, ``if __name__ == "__main__":``, or a call of a function of its own."""
     for one in statements:
-        if isinstance(one, (ast.For, ast.While, ast.With)):
+        if isinstance(one, (ast.For, ast.While)) or (isinstance(one, ast.With) and not _reads_base(one)):
             return True
         if isinstance(one, ast.If) and "__name__" in {
             n.id for n in python_nodes(one.test) if isinstance(n, ast.Name)
@@ -292,6 +297,12 @@ def _is_script(statements: list[ast.AST], own: set[str]) -> bool:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in own:
             return True
     return False
+
+
+def _reads_base(statement: ast.With) -> bool:
+    """Whether a statement imports the configurations that one is based on: ``with read_base():``."""
+    called = statement.items[0].context_expr
+    return isinstance(called, ast.Call) and last_python_name(called.func) == "read_base"
 
 
 def _tabled(

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from acclimate_port.source.named_in_texts import Names, Text
+from acclimate_port.source.named_in_texts import Names, Text, points_declared
 
-SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".cfg")
 _YAML = re.compile(
     r"""^\s*(?:-\s*)?([\w.-]*(?:device|backend|accelerator)[\w.-]*)\s*:\s*["']?(cuda(?::\d+)?|nccl)["']?\s*(?:#.*)?$"""
 )
@@ -20,6 +20,13 @@ _DEFAULTS = re.compile(r"^defaults:[ \t]*\n((?:[ \t]*(?:-[^\n]*|#[^\n]*)?\n)+)",
 _CHOICE = re.compile(
     r"^\s*-\s*(?:(?:override\s+)?/?([\w/]+)(?:@[\w.]*)?\s*:\s*)?([\w./-]+)\s*(?:#.*)?$", re.M
 )
+_NAME = re.compile(r"""[:=\-]\s*["']?((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)(?:["',\s}]|$)""", re.M)
+_NO_NAME = re.compile(
+    r"^(torch|numpy|transformers)\.|\.(py|pth?|ckpt|bin|json|ya?ml|txt|csv|np[yz]|png|jpe?g|md|log|pkl|gz|zip)$"
+)
+"""Texts with dots that name nothing of a project."""
+_MOST_FILES = 3_000
+_UNREAD = {"node_modules", "__pycache__", "site-packages", "venv"}
 _LARGEST = 1_000_000
 """Longer files hold data and no settings."""
 
@@ -45,6 +52,32 @@ def chosen_by(text: str) -> Iterator[Text]:
         for choice in _CHOICE.finditer(found[1]):
             name = f"{choice[1]}/{choice[2]}" if choice[1] else choice[2]
             yield Text(Names.SETTINGS, f"{name.removesuffix('.yaml')}.yaml")
+
+
+def named_by(text: str) -> Iterator[Text]:
+    """The classes and functions that settings name: ``_target_: lib.model.Net``, and entry points."""
+    for found in _NAME.finditer(text):
+        if not _NO_NAME.search(found[1]):
+            yield Text(Names.NAME, found[1])
+    if "entry" in text or "plugins" in text or "scripts" in text:
+        yield from points_declared(text)
+
+
+def read_all(paths: Iterable[Path]) -> dict[Path, str]:
+    """All files of settings beside the files of a project and below, with their texts."""
+    parents = [one.parent for one in paths]
+    is_mixed = len({one.is_absolute() for one in parents}) > 1
+    root = os.path.commonpath([os.path.abspath(one) if is_mixed else one for one in parents])
+    found: dict[Path, str] = {}
+    for where, folders, names in os.walk(root or "."):
+        folders[:] = sorted(one for one in folders if not one.startswith(".") and one not in _UNREAD)
+        for name in sorted(names):
+            path = Path(where, name)
+            if path.suffix in SUFFIXES and _is_small_file(path):
+                found[path] = path.read_text(errors="replace")
+            if len(found) == _MOST_FILES:
+                return found
+    return found
 
 
 def nearest(path: Path, name: str) -> Iterator[Path]:
