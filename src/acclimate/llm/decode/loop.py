@@ -123,7 +123,7 @@ def lean_sample(
     chooser = _Chooser(processors, generation_config.do_sample, lean.native is not None)
     ends = _Ends(stopping_criteria, generation_config, len(input_ids))
     tokens = _Tokens(input_ids)
-    room = input_ids.shape[1] + ROOM
+    room = ends.at_most(input_ids.shape[1] + ROOM)
     given = inputs["past_key_values"]
     is_callers = getattr(given, "_is_user_defined", False)
     options: dict[str, Any] = {"gives_back": is_callers, "dtype": dtype}
@@ -404,6 +404,10 @@ class _Ends:
         self._end_tokens = {token for end in ends for token in end.reshape(-1).tolist()}
         pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._pad: Tensor | None = generation_config._pad_token_tensor if pads else None
+
+    def at_most(self, length: int) -> int:
+        """Returns a length, or that of the longest text if it is less."""
+        return length if self._longest is None else min(length, self._longest)
 
     def padded(self, tokens: Tensor) -> Tensor:
         """Replaces the tokens of sequences that have ended."""
