@@ -222,7 +222,7 @@ def where_to_mend(
     weights: dict[str, float] = {}
     for names, weight in (
         (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (earlier, 0.3), (own if is_alone else (), 2.0),
-        (() if named else observes, 0.5),
+        (() if named else observes, 0.5), (filter(_acts, named) if len(set(named)) > 1 else (), 0.3),
         ((n for n in observes if n in _WORKS_ELSEWHERE and not named), 0.5),
         (calls.suspected(), 0.4), (observes, 0.2), (theirs, 0.0),
     ):  # fmt: skip
@@ -257,6 +257,15 @@ def where_to_mend(
     )
 
 
+def _acts(name: str) -> bool:
+    """Whether a method changes something, which others then tell: these tell truly in many checks."""
+    member = next((vars(category)[name] for category in CATEGORIES if name in vars(category)), None)
+    returned = getattr(member, "__annotations__", {"return": "a property"}).get("return")
+    return name in _SEEDS or returned in ("None", None)
+
+
+_SEEDS = ("seed", "seed_all")
+"""Methods that change something and tell it."""
 _CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
 """The beginnings of names of methods that say what a device is."""
 _CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)\b(\w+)\(")

@@ -57,7 +57,7 @@ def ranked(results: list[Result]) -> list[Result]:
 
 _PROOF = 3.0
 """How much speaks for a method that raises an error, or is named and the only one of the vendor's."""
-_EXPLAINS = 2.0
+_EXPLAINS = 3.0
 """How much it speaks for a method in other checks that another one proves it to be at fault."""
 
 
@@ -78,7 +78,7 @@ def _support(spoken: float, kept: int) -> float:
 
     One fault explains several failures: the method that all of them use is likelier than that of each alone.
     """
-    return 1.5 * min(spoken, 3.0) * spoken / (spoken + kept) if spoken else 0.0
+    return 0.5 * min(spoken, 3.0) * spoken / (spoken + kept) if spoken else 0.0
 
 
 def _name(change: str) -> str:
