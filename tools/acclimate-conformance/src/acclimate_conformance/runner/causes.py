@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from acclimate_conformance.result import Result
@@ -24,7 +24,9 @@ def ranked(results: list[Result]) -> list[Result]:
         for change, weight in zip(result.changes, result.weights, strict=True)
         if weight >= _PROOF
     }
-    spoken = Counter[str]()  # how much speaks for a name in all checks, in each at most as much as its text
+    spoken: dict[str, float] = defaultdict(
+        float
+    )  # how much speaks for a name in all checks, in each at most as much as its text
     for result in results:
         for change, weight in zip(result.changes, result.weights, strict=True):
             spoken[_name(change)] += min(weight, 1.0)

@@ -99,10 +99,10 @@ def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
             _require_repeats(accelerator, name, draw)
         except BrokenPromiseError as seen:
             broken[name] = str(seen)
-    for name, seen in broken.items():
+    for name, told in broken.items():
         # What few kinds of draws do not keep is theirs, not that of the methods that all of them use.
-        whose = f"the operator {name}: " if len(broken) <= _FEW and seen.find("operator") < 0 else ""
-        raise BrokenPromiseError(whose + seen)
+        whose = f"the operator {name}: " if len(broken) <= _FEW and "the operator" not in told else ""
+        raise BrokenPromiseError(whose + told)
 
 
 def _require_repeats(accelerator: Accelerator, name: str, draw: Callable[[], torch.Tensor]) -> None:
