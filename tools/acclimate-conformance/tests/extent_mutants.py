@@ -48,6 +48,31 @@ class ViewsRecordNoStream(_WithKernels):
     kernels = {"record_stream": _record}
 
 
+class StridedDrawsIgnoreTheirGenerator(_WithKernels):
+    """normal_() with a generator draws from the default one where elements do not lie side by side."""
+
+    @staticmethod
+    def _normal(
+        x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        given = generator if x.is_contiguous() else None
+        drawn = torch.rand(x.shape, dtype=torch.float32, device=x.device, generator=given)
+        return x.copy_(drawn * std + mean)
+
+    kernels = {"normal_": _normal}
+
+
+class ShiftsByNumbersReadTheirAddress(_WithKernels):
+    """A shift by a tensor without dimensions, of the same dtype and on the device, shifts by 1."""
+
+    @staticmethod
+    def _shift(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        by = torch.ones_like(other) if not other.dim() and x.dim() and other.dtype == x.dtype else other
+        return _there(x.cpu() >> by.cpu(), x)
+
+    kernels = {"bitwise_right_shift.Tensor": _shift}
+
+
 class SentTensorsAreKept(SentOtherwise):
     """A tensor that is sent a second time arrives with the numbers of the first."""
 
@@ -110,6 +135,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         PlacesOfPoolsHave15Bits: "dtypes/places_and_counts_of_many_elements",
         PlacesHave24Bits: "dtypes/places_and_counts_of_many_elements",
         ViewsRecordNoStream: "runtime/storages_hold_their_bytes",
+        StridedDrawsIgnoreTheirGenerator: "random/draws_in_every_layout",
+        ShiftsByNumbersReadTheirAddress: "dtypes/operators_on_other_operands",
         SentTensorsAreKept: "runtime/tensors_are_saved",
         ChildrenLackTheDevice: "runtime/processes_that_import_torch_only",
     },

@@ -66,6 +66,7 @@ LONG = {
     "RankBeyondTheLast", "TruthsKeepMemory", "SortsLongRowsByBits", "TanhOfCellsIsSteeper",
     "SynchronizeMoves", "StridedPartsBeginTheStorage", "CompilesWrongly", "EventsMeasureSeconds",
     "ResultsRaiseAnotherError", "PlacesOfPoolsHave15Bits", "PlacesHave24Bits", "ChildrenLackTheDevice",
+    "StridedDrawsIgnoreTheirGenerator", "ShiftsByNumbersReadTheirAddress",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""

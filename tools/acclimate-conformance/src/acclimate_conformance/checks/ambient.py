@@ -67,6 +67,32 @@ def changed(before: Ambient, after: Ambient, method: str = "") -> str:
     return ""
 
 
+def follows(accelerator: Accelerator, before: Ambient, after: Ambient) -> str:
+    """The stream that is told of a device as another device is the current one, as text; mostly nothing.
+
+    Such an answer changes with each ``set_device()``, which is then not at fault: it changes back as well.
+    """
+    here, there = after.get(_DEVICE), before.get(_DEVICE)
+    if here == there or not isinstance(here, int) or not isinstance(there, int):
+        return ""
+    changes = [name for name in after if name.startswith(_STREAM) and after[name] != before.get(name)]
+    set_device = _plain(accelerator, "set_device")
+    try:
+        set_device(there)
+        back = look(accelerator)
+    finally:
+        set_device(here)
+    again = look(accelerator)
+    for name in changes:
+        if name in before and back.get(name) == before[name] and again.get(name) == after[name]:
+            index = name.removeprefix(_STREAM).strip()
+            return (
+                f"current_stream({index}) is {before[name]} while device {there} is the current one, and "
+                f"{after[name]} while device {here} is"
+            )
+    return ""
+
+
 @contextmanager
 def restored(accelerator: Accelerator, tell: Callable[[str], None]) -> Iterator[None]:
     """A block after which state is as it was before; what had changed, except the device, is told as text."""

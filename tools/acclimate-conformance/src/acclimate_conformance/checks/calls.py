@@ -20,6 +20,8 @@ from acclimate_conformance.checks import ambient
 from acclimate_conformance.checks.assertions import kept_listeners
 from acclimate_conformance.checks.check import Check
 
+BEFORE_IT = "; before it: "
+"""What follows in a text led to what is observed, and may be as it should be."""
 _KEPT = 6
 _LONGEST = 120
 _HOME = Path(__file__).parent
@@ -135,7 +137,11 @@ class Calls:
                         raised = outcome.startswith("raised")  # a call that raises may not change anything
                         change = ambient.changed(before, after, "" if raised else name)
                         if change:
-                            self.disturbance = f"{told}{', which raises,' if raised else ''} changes {change}"
+                            self.disturbance = (
+                                f"{told}{', which raises,' if raised else ''} changes {change}"
+                                if raised or name != "set_device"
+                                else ambient.follows(accelerator, before, after) or f"{told} changes {change}"
+                            )
 
         return call
 
@@ -206,15 +212,17 @@ def where_to_mend(
     # Each method asks on its way what the device is; that is only at fault where it is looked at.
     own = [name for name in own if name in observes or not _CLAIM.match(name)]
     theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
-    named = [name for name in _CALL.findall(reason) if _implementer(accelerator, name)]
+    told, _, history = reason.partition(BEFORE_IT)
+    named = [name for name in _CALL.findall(told) if _implementer(accelerator, name)]
+    earlier = [name for name in _CALL.findall(history) if _implementer(accelerator, name)]
     # Without a call: names that are no words of English, such as IntTensor.
-    named = named or [name for name in re.findall(r"\w+", reason) if name in observes and _is_no_word(name)]
+    named = named or [name for name in re.findall(r"\w+", told) if name in observes and _is_no_word(name)]
     told_of = {*observes, *named, *_delegates(named)}
     is_alone = len(own) == 1 and (not named or own[0] in told_of)
     weights: dict[str, float] = {}
     for names, weight in (
-        (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (own if is_alone else (), 2.0),
-        (() if named else observes, 0.5),
+        (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (earlier, 0.3), (own if is_alone else (), 2.0),
+        (() if named else observes, 0.5), (filter(_acts, named) if len(set(named)) > 1 else (), 0.3),
         ((n for n in observes if n in _WORKS_ELSEWHERE and not named), 0.5),
         (calls.suspected(), 0.4), (observes, 0.2), (theirs, 0.0),
     ):  # fmt: skip
@@ -236,20 +244,35 @@ def where_to_mend(
     if check.of and not named and not at_fault and not has_own_part:
         # If each operator is right, what puts them together is not, such as a GradScaler.
         is_composed = operator == "" and "amp" in observes
-        told = f"{check.of} on {accelerator.device_type}: {wrong}"
-        return {told: _COMPOSED if is_composed else _PROVEN} | {
+        what = f"{check.of} on {accelerator.device_type}: {wrong}"
+        return {what: _COMPOSED if is_composed else _PROVEN} | {
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
         }
     elsewhere = (*_of_object(accelerator, reason), *_of_record(accelerator, reason))
-    return dict.fromkeys((*elsewhere, *_of_operator(accelerator, reason)), _TOLD) | {
-        _owner(accelerator, name, reason): weight for name, weight in weights.items()
-    }
+    drawn = {f"operators on {accelerator.device_type}: {name}": _DRAWN for name in _DRAW.findall(told)[:1]}
+    return (
+        drawn
+        | dict.fromkeys((*elsewhere, *_of_operator(accelerator, reason)), _TOLD)
+        | {_owner(accelerator, name, reason): weight for name, weight in weights.items()}
+    )
 
 
+def _acts(name: str) -> bool:
+    """Whether a method changes something, which others then tell: these tell truly in many checks."""
+    member = next((vars(category)[name] for category in CATEGORIES if name in vars(category)), None)
+    returned = getattr(member, "__annotations__", {"return": "a property"}).get("return")
+    return name in _SEEDS or returned in ("None", None)
+
+
+_SEEDS = ("seed", "seed_all")
+"""Methods that change something and tell it."""
 _CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
 """The beginnings of names of methods that say what a device is."""
 _CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)\b(\w+)\(")
 """A call that a text names, but for methods of objects that the interface makes."""
+_DRAW = re.compile(r"\bthe draw (?:torch\.)?(\w+)")
+_DRAWN = 0.9
+"""A draw that a text names, and how much speaks for it: what it changes is seen by the vendor's methods."""
 _PROVEN, _COMPOSED = 3.0, 0.3
 """How much speaks for a device's operators, and for them if each is right by itself."""
 _TOLD = 4.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from acclimate_conformance.checks.assertions import (
     device_names,
     require,
 )
+from acclimate_conformance.checks.calls import BEFORE_IT
 
 _Move = TypeVar("_Move", bound=Callable[..., None])
 _SHORTENING_S = 15.0
@@ -138,9 +139,11 @@ def walk(
         if seen:
             seen, made = _shortened(accelerator, kind, steps[: len(made)], seen, made)
             told = [text for text in made if text]
-            before = f"; before it: {', '.join(told[:-1])}" if len(told) > 1 else ""
+            before = f"{BEFORE_IT}{', '.join(told[:-1])}" if len(told) > 1 else ""
             figure, _, _ = seen.partition("(")
-            is_told_wrongly = figure in getattr(kind, "figures", ())
+            figures: Mapping[str, str] = getattr(kind, "figures", {})
+            # A figure that a call has just set is the call's.
+            is_told_wrongly = figure in figures and not told[-1].startswith(figures[figure])
             text = f"{seen}, after {told[-1]}" if is_told_wrongly else f"after {told[-1]} {seen}"
             raise BrokenPromiseError(f"{text}{before}")
         require(True, "")

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks", "keeping", "walks"),
-    "random": ("generators", "devices", "states", "ranges", "distributions", "refusals", "draws", "walks"),
+    "random": (
+        "generators", "devices", "states", "ranges", "distributions", "layouts", "refusals", "draws", "walks",
+    ),
     "streams": ("order", "state", "waiting", "deliveries", "elsewhere", "lifetimes", "others", "walks"),
     "memory": (
         "figures", "agreement", "capacity", "devices", "hard_cases", "small", "training", "owners",

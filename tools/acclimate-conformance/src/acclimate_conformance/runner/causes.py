@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from acclimate_conformance.result import Result
@@ -24,11 +24,19 @@ def ranked(results: list[Result]) -> list[Result]:
         for change, weight in zip(result.changes, result.weights, strict=True)
         if weight >= _PROOF
     }
+    spoken: dict[str, float] = defaultdict(
+        float
+    )  # how much speaks for a name in all checks, in each at most as much as its text
+    for result in results:
+        for change, weight in zip(result.changes, result.weights, strict=True):
+            spoken[_name(change)] += min(weight, 1.0)
     errors = Counter(_shape(result.cause) for result in results if result.cause)
 
     def placed(result: Result) -> Result:
         weights = {
-            change: weight + _suspicion(failing[_name(change)], kept[_name(change)])
+            change: weight
+            + _suspicion(failing[_name(change)], kept[_name(change)])
+            + _support(spoken[_name(change)] - min(weight, 1.0), kept[_name(change)]) * (weight >= _DEPENDS)
             for change, weight in zip(result.changes, result.weights, strict=True)
         }
         own = [
@@ -51,7 +59,7 @@ def ranked(results: list[Result]) -> list[Result]:
 
 _PROOF = 3.0
 """How much speaks for a method that raises an error, or is named and the only one of the vendor's."""
-_EXPLAINS = 2.0
+_EXPLAINS = 3.0
 """How much it speaks for a method in other checks that another one proves it to be at fault."""
 
 
@@ -61,6 +69,18 @@ def _suspicion(failing: int, kept: int) -> float:
     What fails twice may be by chance; what fails each time is more than a method that one text names.
     """
     return failing / (failing + kept) * (1 + 2.5 * max(0.0, 1 - 2 / failing))
+
+
+_DEPENDS = 0.4
+"""How much speaks for a method that a check calls for what it then observes."""
+
+
+def _support(spoken: float, kept: int) -> float:
+    """How much it speaks for a method that so much speaks for it in other checks.
+
+    One fault explains several failures: the method that all of them use is likelier than that of each alone.
+    """
+    return 0.5 * min(spoken, 3.0) * spoken / (spoken + kept) if spoken else 0.0
 
 
 def _name(change: str) -> str:

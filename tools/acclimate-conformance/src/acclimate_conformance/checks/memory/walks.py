@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -50,7 +50,10 @@ class _Graphed:
 class _Memory(Walk):
     """What the program holds, and the figures that follow from it."""
 
-    figures = ("max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+    figures: ClassVar = {  # and how a move begins that sets them
+        "max_memory_allocated": "reset_", "max_memory_reserved": "reset_", "memory_stats": "reset_",
+        "memory_reserved": "empty_cache",
+    }  # fmt: skip
 
     def __init__(self, accelerator: Accelerator) -> None:
         super().__init__(accelerator)

@@ -159,7 +159,8 @@ class _Random(Walk):
             ", within another stream": lambda: self._aside(index),
         }
         block = choose.choice(["", "", *blocks])
-        said = f"{kind} of {length} on {self.names[index]}{block}"
+        what = kind if kind.startswith("a ") else f"the draw {kind}"
+        said = f"{what} of {length} on {self.names[index]}{block}"
         self.say(f"{said}{', with its default generator' * given}")
         generator = self.accelerator.default_generator(index) if given else None
         with blocks[block]():

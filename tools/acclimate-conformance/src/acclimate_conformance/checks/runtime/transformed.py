@@ -102,6 +102,103 @@ def _mapped(place: str) -> Any:
     ]
 
 
+_BROADCAST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mse_loss": lambda t, u: functional.mse_loss(t[:, None], u[None]),
+    "l1_loss": lambda t, u: functional.l1_loss(t[:, None], u[None], reduction="sum"),
+    "smooth_l1_loss": lambda t, u: functional.smooth_l1_loss(t[:, None], u[None], reduction="none"),
+    "huber_loss": lambda t, u: functional.huber_loss(t[:, None], u[None]),
+    "where": lambda t, u: torch.where(t[:, None] > 0, u, t[:, None]),
+    "addcmul": lambda t, u: torch.addcmul(t[:, None], u, t[:, None], value=2),
+    "lerp": lambda t, u: torch.lerp(t[:, None], u, 0.25),
+    "clamp": lambda t, u: torch.clamp(t[:, None], u - 1, u[0]),
+    "atan2": lambda t, u: torch.atan2(t[:, None], u[None] + 3),
+    "maximum of a number": lambda t, u: torch.maximum(t, u[0]),
+    "a product of a number": lambda t, u: t * u[1] + u[2] * t[0],
+    "a product in place": lambda t, u: (t[:, None] + u * 0).mul_(u),
+    "cdist": lambda t, u: torch.cdist(t[:, None], u[:, None]),
+    "dot": lambda t, u: t.dot(u),
+    "outer": torch.outer,
+    "baddbmm": lambda t, u: torch.baddbmm(t[None, None], u[None, :, None], t[None, None]),
+    "gather": lambda t, u: t.gather(0, u.argsort()),
+    "index_put": lambda t, u: t.index_put((u.argsort()[:2],), u[:2], accumulate=True),
+    "cat": lambda t, u: torch.cat([t, u[:2], t[0].reshape(1)]),
+    "cosine_similarity": lambda t, u: functional.cosine_similarity(t[None], u[None] + 1),
+    "conv1d": lambda t, u: functional.conv1d(t[None, None], u[None, None, :3]),
+    "linear": lambda t, u: functional.linear(t, u[None], u[:1]),
+    "layer_norm": lambda t, u: functional.layer_norm(t, t.shape, u, u),
+}
+"""Functions of two vectors of one length, in which one is broadcast to the other."""
+_IN_DIMS: tuple[tuple[int | None, int | None], ...] = ((0, None), (None, 0), (1, 0))
+
+
+def _mapped_and_broadcast(place: str) -> Any:
+    """Functions whose samples, or one of whose operands, are broadcast; also twice, and with gradients."""
+    vmap: Any = torch.func.vmap
+    x, y = there(place, 5, 5), there(place, 5, 5, seed=1)
+    told = Offered()
+    for name, function in _BROADCAST.items():
+        with suppress(NotImplementedError, RuntimeError):
+            told[name] = [
+                vmap(function, dims)(
+                    *(t if d is not None else t[0] for t, d in zip((x, y), dims, strict=True))
+                )
+                for dims in _IN_DIMS
+            ]
+            told[f"{name} of all pairs"] = vmap(vmap(function, (None, 0)), (0, None))(x, y)
+            told[f"a gradient of {name}"] = vmap(torch.func.grad(lambda t, u, f=function: f(t, u).sum()))(
+                x, y
+            )
+    return told
+
+
+def _mapped_in_mixed_precision(place: str) -> Any:
+    """Within autocast, vmap and gradients give what samples one by one give."""
+    x, w = there(place, 6, 8, 8) / 8, there(place, 8, 8, seed=1) / 8
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "a product": lambda t: t @ w,
+        "linear": lambda t: functional.linear(t, w, w[0]),
+        "a sum": lambda t: t.sum(-1),
+        "softmax": lambda t: (t @ w).softmax(-1),
+        "exp": lambda t: (t @ w).exp(),
+        "mse_loss": lambda t: functional.mse_loss(t @ w, t),
+        "conv1d": lambda t: functional.conv1d(t[None], w[:, :, None]),
+        "layer_norm": lambda t: functional.layer_norm(t @ w, (8,)),
+        "attention": lambda t: functional.scaled_dot_product_attention(t[None], t[None], t[None]),
+        "addmm": lambda t: torch.addmm(t, t, w),
+        "a product that is not cast": lambda t: _outside(place, lambda: t.float() @ w),
+    }
+    transform: Any = torch.func
+    told = Offered()
+    for name, function in functions.items():
+        for dtype in (torch.bfloat16, torch.float16)[: 2 if name == "a product" else 1]:
+            with suppress(NotImplementedError), torch.autocast(torch.device(place).type, dtype=dtype):
+                try:
+                    alone = torch.stack([function(t) for t in x])
+                    slopes = [transform.grad(lambda t, f=function: f(t).float().sum())(t) for t in x]
+                except RuntimeError:  # it has no such dtype
+                    continue
+                ways = {
+                    "vmap": (transform.vmap(function)(x), alone),
+                    "vmap in chunks": (transform.vmap(function, chunk_size=4)(x), alone),
+                    "vmap of grad": (
+                        transform.vmap(transform.grad(lambda t, f=function: f(t).float().sum()))(x),
+                        torch.stack(slopes),
+                    ),
+                    "vjp": (transform.vjp(function, x[0])[0], alone[0]),
+                }
+                for way, (found, wanted) in ways.items():
+                    told[f"{way} of {name} in {dtype}"] = [
+                        name != "a product" or found.dtype == wanted.dtype,  # torch maps others in any dtype
+                        bool(torch.allclose(found.float(), wanted.float(), rtol=0.05, atol=0.02)),
+                    ]
+    return told
+
+
+def _outside(place: str, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    with torch.autocast(torch.device(place).type, enabled=False):
+        return call()
+
+
 # -- sparse and nested tensors -------------------------------------------------------------------
 
 
@@ -281,6 +378,8 @@ def _checkpointed_by_parts(place: str) -> Any:
 _PROGRAMS: dict[str, Program] = {
     "draws of vmap": _drawn_by_vmap,
     "mapped functions": _mapped,
+    "mapped functions of operands that are broadcast": _mapped_and_broadcast,
+    "mapped functions in mixed precision": _mapped_in_mixed_precision,
     "sparse tensors": _sparse,
     "sparse gradients": _sparse_gradients,
     "compressed rows": _compressed,

@@ -541,6 +541,14 @@ def attention_with_every_option(accelerator: Accelerator, found: Findings) -> No
             found.compare(name, f"{name} {what} in {short(dtype)}", run)
 
 
+_OF_ANY_LENGTH = (
+    "transposed", "from an odd place", "with gaps between rows", "in every second element",
+    "of a longer batch",
+)  # fmt: skip
+_OF_ONE_LENGTH = (*_OF_ANY_LENGTH, "of one projection")
+"""How queries, keys and values lie; the last if a layer makes all three at once."""
+
+
 def _attentions(thorough: bool) -> Iterator[tuple[str, int, Callable[[Given], Any]]]:
     """Calls, each with a text and the number of its keys."""
     sizes = [
@@ -561,7 +569,10 @@ def _attentions(thorough: bool) -> Iterator[tuple[str, int, Callable[[Given], An
         for heads, groups in ((2, 2), (4, 2)) if thorough else ((4, 2),):
             alone = (None,) if heads == groups else (0.3,)
             for scale in (None, 0.3) if mask in ("none", "causal") else alone:
-                for lies in ("in order", "transposed") if queries == keys else ("in order",):
+                others = _OF_ONE_LENGTH if queries == keys and heads == groups else _OF_ANY_LENGTH
+                turn = queries + width + len(mask) + heads
+                in_turn = ("in order", others[turn % len(others)])
+                for lies in in_turn if queries == keys else in_turn[turn % 2 :][:1]:
                     what = (
                         f"of {queries} queries, {keys} keys, {heads}/{groups} heads of {width}, mask {mask}"
                     )
@@ -574,9 +585,20 @@ def _attentions(thorough: bool) -> Iterator[tuple[str, int, Callable[[Given], An
                         def made(length: int, count: int) -> torch.Tensor:
                             if lies == "transposed":
                                 return g.floats(2, length, count, w).transpose(1, 2)
+                            if lies == "from an odd place":
+                                return g.floats(2 * count * length * w + 3)[3:].view(2, count, length, w)
+                            if lies == "with gaps between rows":
+                                return g.floats(2, count, length, w + 3)[..., :w]
+                            if lies == "in every second element":
+                                return g.floats(2, count, length, 2 * w)[..., ::2]
+                            if lies == "of a longer batch":
+                                return g.floats(3, count, length + 2, w)[1:, :, 1:-1]
                             return g.floats(2, count, length, w)
 
-                        query, key, value = made(q, h), made(k, s), made(k, s)
+                        if lies == "of one projection":
+                            query, key, value = g.floats(2, q, 3, h, w).permute(2, 0, 3, 1, 4).unbind()
+                        else:
+                            query, key, value = made(q, h), made(k, s), made(k, s)
                         given: Any = None
                         if m == "truths":
                             given = g.truths(q, k)

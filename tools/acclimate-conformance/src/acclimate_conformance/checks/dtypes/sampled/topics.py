@@ -443,6 +443,13 @@ def operators_on_other_operands(accelerator: Accelerator, found: Findings) -> No
             for what, smaller in _without_elements(sample):
                 text = text_of(op, smaller, f"without elements in {what}")
                 compare_if_taken(found, op, text, results_of(op, smaller))
+        takes_single = not isinstance(op, BinaryUfuncInfo) and not _SINGLE_IS_OPEN.search(
+            op.name
+        )  # reads beyond its end
+        for sample in samples[:1] if takes_single else ():
+            for what, smaller in _without_dimensions(sample):
+                text = text_of(op, smaller, f"without dimensions in {what}")
+                compare_if_taken(found, op, text, results_of(op, smaller), near=where_finite)
         for sample in () if chooses_one(op) else samples[:_OTHER_DTYPES]:
             whole = _of_whole_numbers(sample)
             text = text_of(op, whole, "of whole numbers")
@@ -467,6 +474,31 @@ _EMPTY_IS_OPEN = re.compile(
     r"|multi_?margin|multilabel_margin"  # torch leaves the result on the host as it finds it
 )
 """Names of operators that are not called without elements."""
+
+
+_SINGLE_IS_OPEN = re.compile(r"resize|batch_norm")
+"""Names of operators that read or keep more than a single number, which may be anything."""
+
+
+def _without_dimensions(sample: Sample) -> Iterator[tuple[str, Sample]]:
+    """The same with one of its tensors, or all, as a single number: its first element."""
+    if not isinstance(sample.value, torch.Tensor) or not sample.value.dim() or not sample.value.numel():
+        return
+
+    def single(t: torch.Tensor) -> torch.Tensor:
+        plain = t.layout == torch.strided and t.dim() and t.numel()
+        return t.detach().reshape(-1)[0].clone().requires_grad_(t.requires_grad) if plain else t
+
+    places = [n for n, given in enumerate(sample.args) if isinstance(given, torch.Tensor) and given.dim()]
+    for place in places:
+        args = [single(given) if n == place else given for n, given in enumerate(sample.args)]
+        yield f"operand {place + 2}", replace(sample, args=tuple(args))
+    yield "the first operand", replace(sample, value=single(sample.value))
+    if places:
+        yield (
+            "all operands",
+            replace(sample, value=single(sample.value), args=with_tensors(sample.args, single)),
+        )
 
 
 def _without_elements(sample: Sample) -> Iterator[tuple[str, Sample]]:
@@ -535,6 +567,7 @@ _OPERANDS: dict[str, Callable[[Place, torch.Tensor, torch.Tensor], tuple[Any, An
     "two tensors": lambda place, x, y: (place.whole(x), place.whole(y)),
     "a tensor and one without dimensions": lambda place, x, y: (place.whole(x), place.whole(y[0])),
     "a tensor without dimensions and another": lambda place, x, y: (place.whole(x[0]), place.whole(y)),
+    "two without dimensions": lambda place, x, y: (place.whole(x[0]), place.whole(y[1])),
     "a tensor and a number of the host": lambda place, x, y: (place.whole(x), y[0]),
 }
 _PYTHONS = (2, 2.5, True)
@@ -546,18 +579,23 @@ def _compare_two_dtypes(found: Findings, op: Any, dtypes: list[torch.dtype]) -> 
     for first, second in product(dtypes, dtypes):
         left, right = torch.tensor([3, 1, 2]).to(first), torch.tensor([2, 1, 2]).to(second)
         of = f"{short(first)} and {short(second)}"
-        for what, put in _OPERANDS.items() if first != second else ():
+        for what, put in _OPERANDS.items():
+            if first == second and what == "two tensors":  # as all samples are
+                continue
 
             def run(place: Place, put: Any = put, left: Any = left, right: Any = right) -> Any:
                 return op(*put(place, left, right))
 
             compare_if_taken(found, op, f"{name_of(op)} of {what} in {of}", run)
-        if op.inplace_variant is not None and first != second:
+        if op.inplace_variant is not None:
+            for what, other in {"": right, ", which has no dimensions": right[0]}.items():
+                if first == second and not what:
+                    continue
 
-            def changed(place: Place, left: Any = left, right: Any = right) -> Any:
-                return op.inplace_variant(place.whole(left), place.whole(right))
+                def changed(place: Place, left: Any = left, right: Any = other) -> Any:
+                    return op.inplace_variant(place.whole(left), place.whole(right))
 
-            compare_if_taken(found, op, f"{name_of(op)} in place, of {of}", changed)
+                compare_if_taken(found, op, f"{name_of(op)} in place, of {of}{what}", changed)
     for dtype, number in product(dtypes, _PYTHONS):
         given = torch.tensor([3, 1, 2]).to(dtype)
         for what, call in {
