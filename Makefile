@@ -6,7 +6,8 @@ BIN    := $(VENV)/bin
 # Not quiet: the first installation takes minutes.
 CONSTRAINTS ?= constraints.txt
 # Bytecode is written at the first import, of what is imported: to compile all of torch and transformers takes
-# pip half a minute, and what tests and the demo import of them a third of that.
+# pip half a minute, and what tests and the demo import of them a third of that. torch's is written while pip
+# installs what comes after it.
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 # With another torch: make test VENV=.venv-oldest TORCH=torch==2.10.0 CONSTRAINTS=/dev/null
 # Without a GPU: make demo TORCH="torch --index-url https://download.pytorch.org/whl/cpu", as PyTorch documents.
@@ -79,8 +80,9 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml $(wildcard tools/*/pyproject.toml)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import torch._dynamo" >/dev/null 2>&1 & \
 	$(PIP) -e ".[dev]" -e "tools/acclimate-port[test]" -e tools/acclimate-conformance \
-		-e "extensions/acclimate-sim[test]"
+		-e "extensions/acclimate-sim[test]" && wait
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml

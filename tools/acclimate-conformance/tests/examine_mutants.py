@@ -1,8 +1,9 @@
 """Examines planted faults, all in this one process, and writes what the checks say as JSON.
 
-python examine_mutants.py SECONDS MODULES NAMES [PROFILE]
+python examine_mutants.py SECONDS MODULES LENGTH NAMES [PROFILE]
 
-After so many seconds it ends, and says which fault it was examining, and in which call.
+After so many seconds it ends, and says which fault it was examining, and in which call. LENGTH is "quick" or
+"long"; faults of these names are long.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from acclimate_conformance.runner import examine as runner
 from acclimate_conformance.runner.catalog import checks
 from acclimate_conformance.runner.causes import ranked
 from acclimate_conformance.runner.examine import examine
+from quick_faults import one_for_each
 
 
-def main(limit_s: str, modules: str, names: str, profile: str | None = None) -> None:
-    """Writes a name, check and outcome for each of the names, or for all but those after a minus sign."""
+def main(limit_s: str, modules: str, length: str, long: str, profile: str | None = None) -> None:
+    """Writes a name, check and outcome for one quick fault of each check, or for all other faults."""
     # What a check runs, compilers among it, may write to standard output, which is the answer's alone.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -38,18 +40,18 @@ def main(limit_s: str, modules: str, names: str, profile: str | None = None) -> 
     catalog = {check.id: check for check in checks()}
     gc.collect()
     gc.freeze()  # as the worker does: each check collects garbage
-    others, named = names.startswith("-"), names.removeprefix("-").split(",")
-
-    def is_chosen(mutant: type) -> bool:
-        return (mutant.__name__ in named) != others
-
+    tables = [
+        module.CAUGHT_BY if profile is None else module.CAUGHT_BY.get(profile, {}) for module in imported
+    ]
+    names = long.split(",")
+    quick = one_for_each(tables, names)
     found = []
-    for module in imported:
-        table = module.CAUGHT_BY if profile is None else module.CAUGHT_BY.get(profile, {})
-        found += [one(mutant, check, catalog[check]) for mutant, check in table.items() if is_chosen(mutant)]
+    for module, table in zip(imported, tables, strict=True):
+        chosen = {fault: check for fault, check in table.items() if (fault in quick) == (length == "quick")}
+        found += [one(fault, check, catalog[check]) for fault, check in chosen.items()]
         sound = getattr(module, "SOUND", {}) if not profile else {}
         for right, ids in sound.items():
-            if is_chosen(right):
+            if (right.__name__ in names) == (length == "long"):
                 found += [{**one(right, check, catalog[check]), "sound": True} for check in ids]
     with answer:
         json.dump(found, answer)

@@ -1,6 +1,8 @@
 """Faults planted in the emulated device's operators, which the inputs of torch's own tests find.
 
-python sampled_mutants.py     writes what each observation says of its fault, and of the sound device, as JSON
+python sampled_mutants.py NAMES...
+
+Writes what each observation says of its fault, and of the sound device, as JSON.
 """
 
 # ruff: noqa: RUF012
@@ -1336,8 +1338,8 @@ All of torch's take minutes.
 """
 
 
-def main() -> None:
-    """Writes for each fault what is found on the device with it, and on the sound one."""
+def main(*devices: str) -> None:
+    """Writes for each of these what is found on it and, for a fault, on the sound device."""
     # They change torch, as what lists the operators does.
     from torch.testing._internal import common_modules, common_optimizers
 
@@ -1345,6 +1347,8 @@ def main() -> None:
     layers, optimizers = common_modules.module_db, common_optimizers.optim_db
     told, of_sound = {}, {}
     for mutant, (topic, names) in {**FOUND_BY, **FOUND_NOTHING_BY}.items():
+        if mutant.__name__ not in devices:
+            continue
         topics.lists_of_tensors = lambda names=names: [op for op in lists if op.name in names]  # type: ignore
         for module in (topics, kernels, numbers, options, pairs, refusals, repeated, rows, settings, sizes):
             module.operators = lambda names=names: [op for op in every if op.name in names]  # type: ignore
@@ -1371,4 +1375,4 @@ def observe(kind: type[SimAccelerator], topic: _Topic) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -27,6 +27,7 @@ import host_mutants  # noqa: E402
 import mutants  # noqa: E402
 import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
+from quick_faults import one_for_each  # noqa: E402
 
 Examined: TypeAlias = Callable[..., list[dict[str, Any]]]
 OF_THE_CPU = (
@@ -70,6 +71,7 @@ LONG = {
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
+QUICK = one_for_each([module.CAUGHT_BY for module in OF_THE_CPU], LONG)
 LIMIT_S = {False: 270, True: 840}
 """Less than a test's own time limit, so that what holds an examination up is named."""
 EACH_LENGTH = pytest.mark.parametrize(
@@ -98,7 +100,7 @@ OF_THE_EMULATED_DEVICE = (
 
 @pytest.fixture(scope="module")
 def examined(warm_python: WarmPython) -> Examined:
-    """What the checks say of the quick or the long faults of the CPU, or of a profile of the emulated device.
+    """What the checks say of quick or other faults of the CPU, or of a profile of the emulated device.
 
     They share a process.
     """
@@ -109,10 +111,9 @@ def examined(warm_python: WarmPython) -> Examined:
         if profile:
             environment["ACCLIMATE_ACCELERATOR"] = "sim"
         modules = OF_THE_EMULATED_DEVICE if profile else [module.__name__ for module in OF_THE_CPU]
-        names = ",".join(sorted(LONG))
         command = [
             sys.executable, "examine_mutants.py", str(LIMIT_S[are_long]), ",".join(modules),
-            names if are_long else f"-{names}", *profile,
+            "long" if are_long else "quick", ",".join(sorted(LONG)), *profile,
         ]  # fmt: skip
         # Files, since a process that a check leaves behind would keep a pipe open.
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, warm_python.in_place():
@@ -138,7 +139,7 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
 @pytest.mark.parametrize(
     "mutant",
     [
-        pytest.param(mutant, marks=pytest.mark.slow if mutant.__name__ in LONG else ())
+        pytest.param(mutant, marks=() if mutant in QUICK else pytest.mark.slow)
         for module in OF_THE_CPU
         for mutant in module.CAUGHT_BY
     ],
@@ -148,7 +149,7 @@ def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) 
     check = sys.modules[mutant.__module__].CAUGHT_BY[mutant]
     (found,) = [
         result
-        for result in examined(mutant.__name__ in LONG)
+        for result in examined(mutant not in QUICK)
         if (result["module"], result["name"], result["check"]) == (mutant.__module__, mutant.__name__, check)
     ]
     require_found(found, mutant.__doc__)
