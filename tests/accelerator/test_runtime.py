@@ -58,11 +58,11 @@ def test_cudas_names_for_ranges_work(acc: Accelerator) -> None:
     with profile() as profiler:
         acc.nvtx.range_push("pushed")
         acc.nvtx.range_pop()
-        with acc.nvtx.range("block"):
+        with acc.nvtx.range("block"), acc.nvtx.range("step {} of {all}", 1, all=2):
             work()
         with pytest.raises(KeyError), acc.nvtx.range("broken"):
             raise KeyError
-    assert {"pushed", "block", "decorated", "broken"} <= set(names_seen(profiler))
+    assert {"pushed", "block", "decorated", "broken", "step 1 of 2"} <= set(names_seen(profiler))
 
 
 def test_a_late_call_is_made_once_the_device_is_there(acc: Accelerator) -> None:

@@ -40,9 +40,9 @@ class Marks:
         self._runtime.range_pop()
 
     @contextmanager
-    def range(self, msg: str) -> Iterator[None]:
-        """A named range around a block; also a decorator."""
-        self.range_push(msg)
+    def range(self, msg: str, *args: object, **kwargs: object) -> Iterator[None]:
+        """A named range around a block; also a decorator. Further arguments are those of ``msg.format()``."""
+        self.range_push(msg.format(*args, **kwargs) if args or kwargs else msg)
         try:
             yield
         finally:
