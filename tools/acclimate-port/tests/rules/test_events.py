@@ -41,3 +41,20 @@ def test_devices_stay_with_an_event_that_torch_may_lack_on_a_host(kind: str) -> 
 def test_an_event_whose_error_is_caught_is_not_ported_alone(target: str) -> None:
     body = "try:\n    start = torch.cuda.Event()\n    start.record()\nexcept RuntimeError:\n    start = None\nreturn start is None\n"
     check(program(body), target)
+
+
+@BOTH
+def test_arguments_of_events_and_streams_get_their_names_since_torchs_classes_take_no_others(
+    target: str,
+) -> None:
+    source = "import torch\n\ns = torch.cuda.Stream({}0, {}-1)\ne = torch.cuda.Event({}True, {}False)\ne.record(s)\n"
+    names = ("device=", "priority=", "enable_timing=", "blocking=")
+    plain, named = source.format(*4 * [""]), source.format(*names)
+    settings = Settings(target, unsafe=True)
+    assert port_text(plain, settings).text == port_text(named, settings).text != named
+
+
+@BOTH
+def test_unpacked_arguments_of_an_event_stay_as_they_are(target: str) -> None:
+    source = "import torch\n\n\ndef f(options):\n    torch.cuda.Event(*options).record()\n"
+    assert "Event(*options)" in port_text(source, Settings(target, unsafe=True)).text

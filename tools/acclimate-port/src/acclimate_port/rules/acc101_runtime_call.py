@@ -51,6 +51,8 @@ from acclimate_port.source_file import SourceFile
 
 OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
+_PARAMETERS = {"Event": ("enable_timing", "blocking", "interprocess"), "Stream": ("device", "priority")}
+"""Parameters of classes, which torch's own classes for any device take by keyword only, or in another order."""
 _STATES = ("get_rng_state", "set_rng_state", "manual_seed")
 _STEPS = 3
 """How many names are followed to where a state comes from."""
@@ -333,7 +335,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return self.left(file, node, "only CUDA kernels take a CUDA stream's handle", claims)
         if name in CURRENT_STREAMS and isinstance(file.target, TorchTarget):
             return self._stream(file, node, spelling)
-        edits = self._keywords(file, node, spelling)
+        edits = self._keywords(file, node, spelling, _PARAMETERS.get(name, ()))
         if edits is None:
             return self.left(file, node, f"only CUDA has these arguments of torch.cuda.{name}", claims)
         function = file.span(node.func)
@@ -439,8 +441,14 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         return finding
 
     @staticmethod
-    def _keywords(file: SourceFile, call: cst.Call, spelling: Spelling) -> list[Edit] | None:
-        """Edits of the keywords' names; ``None`` if the target lacks an argument."""
+    def _keywords(
+        file: SourceFile, call: cst.Call, spelling: Spelling, parameters: tuple[str, ...]
+    ) -> list[Edit] | None:
+        """Edits of the keywords' names; ``None`` if the target lacks an argument.
+
+        Args:
+            parameters: those of torch.cuda, if other devices' classes may have them in another order.
+        """
         edits: list[Edit] = []
         if spelling.keywords == () and call.args:
             return None
@@ -449,6 +457,10 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
                 return None  # the unpacked arguments are unknown
             if not call.args:
                 edits.append(insert(file.span(call).end - 1, spelling.default))
+        unnamed = [argument for argument in call.args if argument.keyword is None]
+        if parameters and len(unnamed) <= len(parameters) and not has_unpacking(call):
+            named = zip(parameters, unnamed, strict=False)
+            edits += [insert(file.span(one.value).start, f"{name}=") for name, one in named]
         for argument in call.args:
             if argument.keyword is None:
                 continue
