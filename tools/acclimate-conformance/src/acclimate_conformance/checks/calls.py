@@ -222,7 +222,7 @@ def where_to_mend(
     weights: dict[str, float] = {}
     for names, weight in (
         (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (earlier, 0.3), (own if is_alone else (), 2.0),
-        (() if named else observes, 0.5), (filter(_acts, named) if len(set(named)) > 1 else (), 0.3),
+        (() if named else observes, 0.5), (filter(_acts, named) if len(set(named)) > 1 else (), 0.5),
         ((n for n in observes if n in _WORKS_ELSEWHERE and not named), 0.5),
         (calls.suspected(), 0.4), (observes, 0.2), (theirs, 0.0),
     ):  # fmt: skip
