@@ -148,9 +148,12 @@ class FirstDifference(TorchDispatchMode):
 
     def _compare_steps(self, name: str, found: Any, wanted: Any) -> None:
         """Notes the name if a tensor that it makes lies in another way."""
-        if isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor):
-            if (found.shape, found.stride(), found.dtype) != (wanted.shape, wanted.stride(), wanted.dtype):
-                self.found = name
+        ours, theirs = (
+            [(t.shape, t.stride(), t.dtype) for t in tree_flatten(made)[0] if isinstance(t, torch.Tensor)]
+            for made in (found, wanted)
+        )
+        if ours != theirs:
+            self.found = name
 
     def _compare(self, name: str, found: Any, wanted: Any) -> None:
         """Notes the name if a result, or an argument that was changed, differs."""
