@@ -6,6 +6,7 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike, MixedPrecision
 from acclimate.backends.cpu import CPUAccelerator
-from acclimate_conformance.checks import claims
+from acclimate_conformance.checks import ambient, claims
 from acclimate_conformance.checks.assertions import BrokenPromiseError, all_told, require_close
 from acclimate_conformance.checks.calls import Calls, where_to_mend
 from acclimate_conformance.checks.check import check
@@ -410,6 +411,82 @@ def test_a_method_that_one_check_proves_to_be_at_fault_explains_failures_of_chec
         ]
     )
     assert [result.changes[0] for result in results] == ["empty_cache", "empty_cache", "total_memory"]
+
+
+def test_what_happened_before_is_less_likely_at_fault_than_the_draw_that_was_made() -> None:
+    reason = (
+        "after the draw dropout() of 64 on cpu the host's generator has changed; before it: set_rng_state() "
+        "of 3 torch.float32, which is refused"
+    )
+    (result,) = ranked([_failed("walks_over_random_numbers", reason)])
+    assert result.changes[0] == "operators on cpu: dropout"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "seed_all() returned 7, initial_seed() is 8",
+        "initial_seed() is 8, not 7, after seed_all()",
+    ],
+)
+def test_a_call_that_changes_something_is_at_fault_before_the_one_that_tells_it(reason: str) -> None:
+    results = ranked([_failed("fresh_seeds", reason), _failed("fresh_seeds", reason)])
+    assert [result.changes[0].partition(":")[0] for result in results] == ["seed_all", "seed_all"]
+
+
+def _failed(name: str, reason: str) -> Result:
+    weights = where_to_mend(OwnFigures(), CATALOG[f"random/{name}"], Calls(), reason, ())
+    return Result(f"random/{name}", "random", "It works.", "failed", reason, (), 0.1,
+                  changes=tuple(weights), weights=tuple(weights.values()))  # fmt: skip
+
+
+def test_one_method_that_explains_several_failures_is_named_by_each() -> None:
+    def failed(name: str, **changes: float) -> Result:
+        return Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1,
+                      changes=tuple(changes), weights=tuple(changes.values()))  # fmt: skip
+
+    results = ranked(
+        [
+            failed("a", max_memory_reserved=1.2, reset_peak_memory_stats=0.9),
+            failed("b", max_memory_allocated=1.2, reset_peak_memory_stats=1.0),
+            failed("c", memory_stats=1.2, reset_peak_memory_stats=0.9),
+        ]
+    )
+    assert {result.changes[0] for result in results} == {"reset_peak_memory_stats"}
+
+
+class _Twice(SimpleNamespace):
+    """An accelerator of two devices whose current_stream() tells the stream of the current one."""
+
+    device_type = "two"
+
+    def current_device(self) -> int:
+        return int(self.here)
+
+    def set_device(self, index: int) -> None:
+        self.here = index
+
+    def device_count(self) -> int:
+        return 2
+
+    def current_stream(self, index: int) -> str:
+        return f"stream of {self.here if self.is_wrong else index}"
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_a_stream_that_changes_back_with_the_device_is_told_wrongly(is_wrong: bool) -> None:
+    accelerator: Any = _Twice(here=0, is_wrong=is_wrong)
+    before: dict[str, object] = {
+        "the current device": 0, "the current stream of device 0": "stream of 0",
+    }  # fmt: skip
+    accelerator.set_device(1)
+    after = {
+        "the current device": 1,
+        "the current stream of device 0": accelerator.current_stream(0) if is_wrong else "another",
+    }
+    told = ambient.follows(accelerator, before, after)
+    assert told.startswith("current_stream(0) is stream of 0 while device 0") is is_wrong
+    assert accelerator.current_device() == 1
 
 
 def test_a_name_of_the_interface_in_a_reason_is_at_fault_even_if_it_is_not_called() -> None:

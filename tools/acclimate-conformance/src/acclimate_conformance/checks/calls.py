@@ -217,12 +217,13 @@ def where_to_mend(
     earlier = [name for name in _CALL.findall(history) if _implementer(accelerator, name)]
     # Without a call: names that are no words of English, such as IntTensor.
     named = named or [name for name in re.findall(r"\w+", told) if name in observes and _is_no_word(name)]
+    drawn = {f"operators on {accelerator.device_type}: {name}": _DRAWN for name in _DRAW.findall(told)[:1]}
     told_of = {*observes, *named, *_delegates(named)}
     is_alone = len(own) == 1 and (not named or own[0] in told_of)
     weights: dict[str, float] = {}
     for names, weight in (
         (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (earlier, 0.3), (own if is_alone else (), 2.0),
-        (() if named else observes, 0.5), (filter(_acts, named) if len(set(named)) > 1 else (), 0.3),
+        (() if named or drawn else observes, 0.5), (filter(_acts, named) if len(set(named)) > 1 else (), 0.5),
         ((n for n in observes if n in _WORKS_ELSEWHERE and not named), 0.5),
         (calls.suspected(), 0.4), (observes, 0.2), (theirs, 0.0),
     ):  # fmt: skip
@@ -249,7 +250,6 @@ def where_to_mend(
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
         }
     elsewhere = (*_of_object(accelerator, reason), *_of_record(accelerator, reason))
-    drawn = {f"operators on {accelerator.device_type}: {name}": _DRAWN for name in _DRAW.findall(told)[:1]}
     return (
         drawn
         | dict.fromkeys((*elsewhere, *_of_operator(accelerator, reason)), _TOLD)

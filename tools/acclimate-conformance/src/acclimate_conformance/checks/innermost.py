@@ -20,9 +20,11 @@ _SECONDS = 30.0
 _LARGEST = 1 << 26
 """How long it looks, in seconds of processor time, and the bytes of the largest tensor that it copies."""
 _LEFT_OPEN = (
-    "empty", "new_empty", "resize", "set_", "record_stream", "pin_memory", "is_pinned", "_local_scalar_dense",
+    "resize", "set_", "record_stream", "pin_memory", "is_pinned", "_local_scalar_dense",
 )  # fmt: skip
 """Parts of names of operators whose results say nothing, or that do not belong to the device."""
+_MADE = "empty"
+"""A part of names of operators of whose results only the shape and the steps are known."""
 _COMPOSED = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -93,7 +95,9 @@ class FirstDifference(TorchDispatchMode):
             if refused is not None or _ELSEWHERE not in str(error):
                 raise
             result = func(*tree_map(self._moved, args), **tree_map(self._moved, kwargs))
-        if refused is None:
+        if refused is None and _MADE in func.__name__:
+            self._compare_steps(_name_of(func), result, wanted)
+        elif refused is None:
             self.compared += 1
             self._compare(_name_of(func), (result, args, kwargs), (wanted, *there))
         return result
@@ -102,6 +106,8 @@ class FirstDifference(TorchDispatchMode):
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
             return False
         if any(part in func.__name__ for part in _LEFT_OPEN):
+            return False
+        if _MADE in func.__name__ and kwargs.get("pin_memory"):
             return False
         values, _ = tree_flatten((args, kwargs))
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -139,6 +145,15 @@ class FirstDifference(TorchDispatchMode):
 
     def _moved(self, value: Any) -> Any:
         return value.to(self._type) if isinstance(value, torch.Tensor) else value
+
+    def _compare_steps(self, name: str, found: Any, wanted: Any) -> None:
+        """Notes the name if a tensor that it makes lies in another way."""
+        ours, theirs = (
+            [(t.shape, t.stride(), t.dtype) for t in tree_flatten(made)[0] if isinstance(t, torch.Tensor)]
+            for made in (found, wanted)
+        )
+        if ours != theirs:
+            self.found = name
 
     def _compare(self, name: str, found: Any, wanted: Any) -> None:
         """Notes the name if a result, or an argument that was changed, differs."""

@@ -44,7 +44,7 @@ def ranked(results: list[Result]) -> list[Result]:
             for change, weight in zip(result.changes, result.weights, strict=True)
             if weight >= 1.0 and _name(change) in proven
         ]
-        for change in () if own else weights:
+        for change in own or weights:
             weights[change] += _EXPLAINS if _name(change) in proven else 0.0
         changes = tuple(sorted(weights, key=lambda change: -weights[change]))
         shared = errors[_shape(result.cause)] > 1

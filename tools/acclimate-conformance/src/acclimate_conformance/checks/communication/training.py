@@ -57,9 +57,11 @@ def models_of_every_kind_train(here: Observer) -> None:
     device = here.accelerator.current_device_name()
     here.optional("DistributedDataParallel of several dtypes", lambda: _mixed(here, device))
     here.optional("DistributedDataParallel with hooks", lambda: _hooked(here, device))
+    here.optional("DistributedDataParallel of uneven inputs", lambda: _joined(here, device))
     here.optional("SyncBatchNorm", lambda: _normed(here, device))
     here.optional("collectives with gradients", lambda: _differentiable(here))
     here.optional("fully_shard", lambda: _sharded(here, device))
+    here.optional("fully_shard with options", lambda: _sharded_otherwise(here, device))
     here.optional("ZeroRedundancyOptimizer", lambda: _without_redundancy(here, device))
 
 
@@ -116,6 +118,31 @@ def _hooked(here: Observer, device: str) -> None:
             here.holds(ours.grad is not None, f"{what} is absent")
             if ours.grad is not None and theirs.grad is not None:
                 _near(here, ours.grad, theirs.grad, what, 2e-2)
+
+
+def _joined(here: Observer, device: str) -> None:
+    """Ranks with fewer samples than others take part until all have none left; all end with one model."""
+    reference = _model(here)
+    for turn in range(here.count + 1):
+        reference.zero_grad()
+        for rank in here.ranks:
+            if turn <= rank:
+                loss = reference(numbers(4, 7, seed=10 * turn + rank).float()).square().mean()
+                (loss / here.count).backward()
+        with torch.no_grad():
+            for parameter in reference.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(_RATE * parameter.grad)
+    model = _model(here).to(device)
+    together = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    with together.join():
+        for turn in range(here.number + 1):
+            optimizer.zero_grad()
+            together(_there(here, 4, 7, seed=10 * turn + here.number)).square().mean().backward()
+            optimizer.step()
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        _near(here, ours, theirs, f"{name} in DistributedDataParallel after join() of uneven inputs")
 
 
 def _normed(here: Observer, device: str) -> None:
@@ -201,6 +228,49 @@ def _sharded(here: Observer, device: str) -> None:
         for (name, ours), theirs in zip(model.named_parameters(), wanted.parameters(), strict=True):
             whole: Any = ours
             _near(here, whole.full_tensor(), theirs, f"{name} of a model of fully_shard after two steps")
+
+
+def _sharded_otherwise(here: Observer, device: str) -> None:
+    """Models whose parameters are gathered in 16 bits, are kept on the host, or lie apart in several ways."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
+
+    if not hasattr(here.accelerator.torch_module, "Stream"):
+        raise NotImplementedError("fully_shard needs streams, and torch's module for the device has none")
+    try:
+        mesh = init_device_mesh(here.accelerator.device_type, (here.count,))
+    except AttributeError as error:
+        raise NotImplementedError(describe(error)) from error
+    wanted = _trained(here, 2)
+    ways: dict[str, dict[str, Any]] = {
+        "parameters in bfloat16": {
+            "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        },
+        "parameters on the host": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+        "parts of another dimension": {"shard_placement_fn": lambda p: Shard(p.dim() - 1)},
+    }
+    for way, options in ways.items():
+        torch.manual_seed(0)
+        model = _model(here)
+        if "offload_policy" not in options:
+            model = model.to(device)
+        if "shard_placement_fn" in options and any(p.shape[-1] % here.count for p in model.parameters()):
+            continue  # torch takes parts of one size only
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.5)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(_there(here, 4, 7, seed=10 * step + here.number)).float().square().mean().backward()
+            optimizer.step()
+        within = 3e-2 if "mp_policy" in options else 2e-3
+        for (name, ours), theirs in zip(model.named_parameters(), wanted.parameters(), strict=True):
+            shard: Any = ours
+            whole = shard.to(device).full_tensor()
+            _near(
+                here, whole, theirs, f"{name} of a model of fully_shard with {way}, after two steps", within
+            )
 
 
 def _without_redundancy(here: Observer, device: str) -> None:

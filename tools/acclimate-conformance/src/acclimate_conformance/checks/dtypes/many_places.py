@@ -35,7 +35,7 @@ class _Marked:
         return self.bytes.float()
 
     def places(self, *values: int) -> torch.Tensor:
-        return torch.tensor(values, device=self.device)
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def ramp(self) -> torch.Tensor:
         return torch.arange(self.length, dtype=torch.int32, device=self.device)
@@ -83,6 +83,34 @@ def _told(m: _Marked) -> Iterator[tuple[str, Callable[[], _Told]]]:
     yield (
         "unique_consecutive with counts",
         lambda: (m.bytes.unique_consecutive(return_counts=True)[1], [first, 1, 2, 1, n - last - 1]),
+    )
+    yield (
+        "unique with the places of large numbers",
+        lambda: (m.places(last, first, last, first + 1).unique(return_inverse=True)[1], [2, 0, 2, 1]),
+    )
+    yield (
+        "scatter to no place",
+        lambda: (m.bytes.scatter(0, m.places(), m.bytes[:0]).nonzero()[:, 0], [first, last]),
+    )
+    yield (
+        "index_put of no place, added up",
+        lambda: (m.bytes.index_put((m.places(),), m.bytes[:0], True).nonzero()[:, 0], [first, last]),
+    )
+    yield (
+        "index_put by a mask, added up",
+        lambda: (
+            m.ramp().index_put((m.bytes > 0,), m.places(2, 5).int(), accumulate=True)[[first, last]],
+            [first + 2, last + 5],
+        ),
+    )
+    yield (
+        "index_put of whole columns before a place",
+        lambda: (
+            torch.ops.aten.index_put(m.bytes[None], [None, m.places(first - 1)], m.bytes[first : first + 1])
+            .nonzero()
+            .flatten(),
+            [0, first - 1, 0, first, 0, last],
+        ),
     )
     yield "arange", lambda: (torch.arange(n, device=m.device)[[first, last]], [first, last])
     yield "arange of an end", lambda: (torch.arange(first, n, 3, device=m.device), [*range(first, n, 3)])

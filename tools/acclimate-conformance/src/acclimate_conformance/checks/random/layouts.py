@@ -155,10 +155,9 @@ class _Case:
         """Fails if something else than its numbers and its generator changes, or if it does not repeat."""
         if not self._is_taken():
             return
-        accelerator = self._accelerator
         own = torch.Generator(self._device).manual_seed(5)
         state = own.get_state()
-        accelerator.set_rng_state(state)
+        self._restore(state)
         first, is_drawn = self._drawn(None)
         require(
             not is_drawn or not equal(self._state(), state),
@@ -167,7 +166,7 @@ class _Case:
         require(equal(own.get_state(), state), f"{self._told}, without a generator, changes another one")
         again, _ = self._drawn(None)
         self._require_others(again, first, "without a generator gives the same numbers twice")
-        accelerator.set_rng_state(state)
+        self._restore(state)
         again, _ = self._drawn(None)
         require(equal(again, first), f"{self._told}, gives other numbers with a restored default generator")
         if not self._takes_a_generator:
@@ -205,6 +204,9 @@ class _Case:
         state: torch.Tensor = type(self._accelerator).get_rng_state(self._accelerator)
         return state
 
+    def _restore(self, state: torch.Tensor) -> None:
+        type(self._accelerator).set_rng_state(self._accelerator, state)
+
     def _part(self, whole: torch.Tensor) -> torch.Tensor:
         return _LAYOUTS[self._layout](whole)
 
@@ -223,8 +225,8 @@ class _Case:
         within = torch.zeros(_LENGTH, dtype=torch.bool)
         if self._fills:
             self._part(within).fill_(True)
-        around = whole.cpu()[~within]
-        kept = bool((around == torch.full((1,), _BEFORE).to(self._dtype)).all())
+        before = torch.full((_LENGTH,), _BEFORE).to(self._dtype)
+        kept = torch.equal(torch.where(within, before, whole.cpu()), before)
         require(kept, f"{self._told}, changes the memory around them")
         return told, bool(told.numel())
 

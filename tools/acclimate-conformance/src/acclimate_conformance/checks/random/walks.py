@@ -437,7 +437,7 @@ class _Random(Walk):
                 f"initial_seed() of a generator is {told}, not {made.history[0]}",
             )
         for _, state, copied, history in self.saved:
-            require(torch.equal(state, copied), f"the state that was saved after {history} has changed")
+            require(torch.equal(state, copied), f"what get_rng_state() told after {history} has changed")
         if not self.is_host:
             require(torch.equal(torch.get_rng_state(), self.of_host), "the host's generator has changed")
 
