@@ -306,7 +306,7 @@ def test_a_replay_gives_what_the_code_gives_in_inference_mode(function: Callable
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_program_replays_to_what_it_gives(data: st.DataObject) -> None:
     program = data.draw(
         st.lists(st.tuples(st.sampled_from(sorted(STEPS)), *[st.integers(0, 9)] * 2), max_size=14)

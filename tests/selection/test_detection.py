@@ -10,6 +10,7 @@ import pytest
 from fake_vendors import BREAKAGES, BY_WAY, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
 from pairs import all_pairs
+from quick_parameters import few_of
 
 SELECT = """
 from acclimate import get_accelerator
@@ -70,7 +71,7 @@ def test_of_two_working_accelerators_the_specification_order_decides(
     assert found["name"] == preferred(pair).name
 
 
-@pytest.mark.parametrize("first", range(len(IN_ORDER)), ids=lambda first: way(IN_ORDER[first]))
+@pytest.mark.parametrize("first", few_of(range(len(IN_ORDER)), 3), ids=lambda first: way(IN_ORDER[first]))
 def test_of_many_working_accelerators_the_first_is_chosen(
     first: int, machine: FakeMachine, fresh: FreshProcesses
 ) -> None:
@@ -92,7 +93,7 @@ def test_a_package_that_breaks_at_import_is_a_reason_and_stops_nothing(
     assert any(reason.startswith(expected) for reason in reasons(found, vendor.name))
 
 
-@pytest.mark.parametrize("vendor", WITH_PACKAGE, ids=way)
+@pytest.mark.parametrize("vendor", few_of(WITH_PACKAGE, 3), ids=way)
 def test_a_broken_package_does_not_hide_a_working_accelerator_after_it(
     vendor: FakeVendor, machine: FakeMachine, fresh: FreshProcesses
 ) -> None:
@@ -101,7 +102,9 @@ def test_a_broken_package_does_not_hide_a_working_accelerator_after_it(
     assert fresh.check(machine.prelude + SELECT, path=machine.path).told["name"] == "cuda"
 
 
-@pytest.mark.parametrize("vendor", [v for v in DEVICE_VENDORS if v.way not in ("mps", "generic")], ids=way)
+@pytest.mark.parametrize(
+    "vendor", few_of((v for v in DEVICE_VENDORS if v.way not in ("mps", "generic")), 3), ids=way
+)
 def test_a_package_without_a_device_is_rejected_and_says_so(
     vendor: FakeVendor, machine: FakeMachine, fresh: FreshProcesses
 ) -> None:
@@ -111,7 +114,7 @@ def test_a_package_without_a_device_is_rejected_and_says_so(
     assert any("finds no" in reason for reason in reasons(found, vendor.name))
 
 
-@pytest.mark.parametrize("vendor", WITH_PACKAGE, ids=way)
+@pytest.mark.parametrize("vendor", few_of(WITH_PACKAGE, 3), ids=way)
 def test_a_folder_with_the_name_of_a_package_is_no_package(
     vendor: FakeVendor, machine: FakeMachine, fresh: FreshProcesses
 ) -> None:

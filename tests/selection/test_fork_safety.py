@@ -6,6 +6,7 @@ import pytest
 
 from fake_vendors import IN_ORDER, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
+from quick_parameters import few_of
 
 # Each of these starts CUDA's driver, after which a forked child cannot use it.
 TRAPS = """
@@ -32,7 +33,7 @@ tell(touched=touched, initialized=torch.cuda.is_initialized() or torch.xpu.is_in
 """
 
 
-@pytest.mark.parametrize("vendor", IN_ORDER, ids=lambda vendor: vendor.way)
+@pytest.mark.parametrize("vendor", few_of(IN_ORDER, 3), ids=lambda vendor: vendor.way)
 def test_selecting_starts_no_driver(vendor: FakeVendor, machine: FakeMachine, fresh: FreshProcesses) -> None:
     machine.add(vendor)
     told = fresh.check(TRAPS + machine.prelude + SELECT, path=machine.path).told

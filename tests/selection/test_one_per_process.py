@@ -6,6 +6,7 @@ import pytest
 
 from fake_vendors import BY_WAY, FakeMachine
 from fresh_process import FreshProcesses
+from quick_parameters import few_of
 
 
 def test_sixteen_threads_that_race_get_one_object_from_one_probe(
@@ -112,7 +113,7 @@ tell(name=get_accelerator().name)
         ("'npu'", "AcceleratorUnavailableError", "or call get_accelerator() without choosing"),
     ],
 )
-@pytest.mark.parametrize("call", ["set_accelerator({})", "use_accelerator({}).__enter__()"])
+@pytest.mark.parametrize("call", few_of(("set_accelerator({})", "use_accelerator({}).__enter__()"), 2))
 def test_a_wrong_choice_is_refused_and_changes_nothing(
     call: str, wrong: str, error: str, words: str, fresh: FreshProcesses
 ) -> None:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from this_machine import assert_consistent, needs_linux, run_python
 
@@ -248,7 +248,6 @@ def machines(draw: st.DrawFn) -> dict[str, str]:
     return files
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(files=machines())
 def test_on_any_machine_every_allowed_cpu_is_in_exactly_one_usable_node_and_core(tmp_path_factory, files):
     root = write_tree(tmp_path_factory.mktemp("any"), files)

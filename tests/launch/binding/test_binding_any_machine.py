@@ -115,7 +115,6 @@ def plain_topology(sizes: Sequence[int]) -> Topology:
     return Topology(tuple(nodes), tuple(cores), everything, frozenset(range(len(sizes))))
 
 
-@settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), data=st.data())
 def test_on_any_machine_cores_come_from_as_few_memory_nodes_as_can_be(
     bare: Path, sizes: list[int], data: st.DataObject
@@ -126,7 +125,7 @@ def test_on_any_machine_cores_come_from_as_few_memory_nodes_as_can_be(
     assert pairs == fewest_pairs(tuple(sizes), ranks)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(sizes=st.lists(st.integers(1, 9), min_size=10, max_size=40), data=st.data())
 def test_very_many_unlike_nodes_are_never_shared_worse_than_in_one_row(
     bare: Path, sizes: list[int], data: st.DataObject

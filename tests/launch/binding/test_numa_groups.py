@@ -72,7 +72,7 @@ def machines(draw: st.DrawFn) -> tuple[list[Counts], int]:
     return counts, draw(st.integers(1, sum(count[2] for count in counts)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(machine=machines())
 def test_nodes_are_divided_into_as_many_groups_as_trying_every_way_finds(
     machine: tuple[list[Counts], int],
@@ -94,7 +94,7 @@ def test_eight_ranks_on_sixteen_unlike_nodes_use_sixteen_pairs_of_a_rank_and_a_n
     assert sum(len(group.nodes) + group.ranks - 1 for group in groups) == 16
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings.default.max_examples)
 @given(
     share=st.integers(20, 96),
     parts=st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3)), min_size=4, max_size=8),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from weights import DENSE, FORMATS, gguf_blocks, make, whole_columns
 
@@ -97,7 +97,6 @@ def test_a_row_has_the_same_bits_beside_however_many_others(k: int, dtype: torch
         assert torch.equal(weight.linear(x[:rows]), whole[:rows])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(FORMATS), st.integers(1, 70), st.integers(1, 600), st.integers(0, 20),
     st.sampled_from(list(DENSE.values())), st.booleans(), st.booleans(),

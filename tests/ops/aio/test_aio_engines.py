@@ -48,7 +48,7 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file_or_the_new_one(
         "path.write_bytes(bytes(size))\n"
         "chance = random.Random(0)\n"
         "AsyncIOHandle().close()\n"  # builds and loads, so that the children need not
-        "for _ in range(4):\n"
+        "for _ in range(2):\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"
         "        contents = [torch.full((size,), value, dtype=torch.uint8) for value in (1, 2, 3)]\n"

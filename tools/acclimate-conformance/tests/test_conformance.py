@@ -32,13 +32,15 @@ LONG = (
     "launching/first_use", "launching/processes_end", "launching/fork_after_selection",
     "random/draws_are_independent", "ops/packed_weights_multiply",
     "runtime/compiled_functions_keep_apart", "runtime/workers_draw_their_own_numbers",
+    "runtime/checkpoints_draw_again", "runtime/processes_that_import_torch_only", "random/distributions",
 )  # fmt: skip
 """These take a compiler, further processes or millions of draws; planted faults show that they are made."""
 SLOW_WHERE_EMULATED = (
     "devices/synchronize", "devices/walks_over_what_is_current", "memory/device_arguments",
     "memory/no_layer_keeps_memory", "memory/nothing_leaks", "memory/peak_reset",
     "memory/pool_and_tensors_differ", "memory/reserved_follows_allocations",
-    "memory/what_is_left_by_device", "random/distributions", "random/dropout", "streams/host_waits",
+    "memory/what_is_left_by_device", "random/draws_keep_their_range", "random/dropout",
+    "random/walks_over_random_numbers", "streams/host_waits",
     "streams/streams_wait", "streams/streams_wait_for_other_devices",
 )  # fmt: skip
 """Each takes 0.3 s or more there; where slow tests are left out, the CPU is tried with them in its place."""

@@ -22,7 +22,6 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.programs import (
     Offered,
     Program,
-    moves_parameters,
     raised,
     require_as_on_the_host,
     there,
@@ -249,9 +248,7 @@ def _loaded_otherwise(place: str) -> Any:
     filled.load_state_dict(state)
     made.append(filled)
     made.append(copy.deepcopy(_model(place)))
-    if moves_parameters(place):
-        moved = _model(place).half().cpu().to(place).float()
-        made.append(moved)
+    made.append(_model(place).half().cpu().to(place).float())
     told: list[Any] = []
     for model in made:
         model.train()
