@@ -169,7 +169,7 @@ FILES_BY_DEVICE = {
         },
     ),
     "a method of an object in a third file": (
-        "parts.py:",
+        "run.py:",
         {
             "registry.py": "from mmengine import Registry\n\nPARTS = Registry('part')\n",
             "run.py": "from registry import PARTS\n\n\ndef run(name):\n    return PARTS.get(name)\n",

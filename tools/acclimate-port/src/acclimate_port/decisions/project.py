@@ -35,7 +35,7 @@ _REASONS = {
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
-    Kind.GROUP: "gloo takes tensors of CUDA and of the host only, and {place} exchanges some of the device",
+    Kind.GROUP: "gloo takes tensors of CUDA and of the host only, as does MPI, and {place} exchanges some",
     Kind.KERNEL: "Apple's MPS has no kernel for a function of torch that {place} calls",
     Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
     Kind.IMPORT: "{place}, without which this file cannot be imported, needs NVIDIA's GPUs or its compiler",
@@ -433,12 +433,15 @@ class Project:
     def between(self, words: Callable[[Path], set[str]]) -> list[Path]:
         """The files of which only the outline is known, that import both what edits rely on and what stays.
 
-        Files that import another library or start processes may give these what edits rely on.
+        Files that import another library or start processes may give these what edits rely on. A function
+        that gets a device may make a part of a text of it, also in a file that does not use torch.
 
         Args:
             words: gives the words of a file; those that import all names of a module may use any of these.
         """
-        relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
+        relied = [self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies]
+        given = (one for one in relied if one is not None and one[0] is Kind.DEVICE and "(" in one[1])
+        takers = {_owner(one).rpartition(":")[0] for one in given}
         stays, relied_on = (
             {_owner(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
             for found in (self._all_that_stays, relied)
@@ -448,6 +451,9 @@ class Project:
         for path, known in self._facts.items() if relied_on else ():
             symbols = (*known.relies, *known.stays, *(first for first, _ in known.implies))
             if known.outline == Outline() or any(one.kind not in _OF_VALUES for one in symbols):
+                continue
+            if str(path) in takers:
+                found.append(path)
                 continue
             uses = (full for full in known.outline.uses if full.rpartition(".")[2] in last_names)
             named = {_owner((Kind.CODE, self._name(path, f"from:{full}"))) for full in uses}

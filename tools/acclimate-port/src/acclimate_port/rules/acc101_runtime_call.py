@@ -21,6 +21,7 @@ from acclimate_port.conditions.cuda_only import (
 )
 from acclimate_port.conditions.device_counts import divides
 from acclimate_port.conditions.given_away import reason_against_giving
+from acclimate_port.conditions.guarded_settings import setting_guarded
 from acclimate_port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
@@ -296,6 +297,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         is_number = name in ("device", "set_device") and isinstance(file.target, AcclimateTarget)
         if is_number and node.args and _may_be_negative(file, node.args[0].value):
             return "for torch.cuda a negative number changes nothing, and it is no device of an accelerator"
+        if name == "is_available" and (setting := setting_guarded(file, node)):
+            return f"`{setting}` may name a device of CUDA where there is none, which is not ported"
         if name == "is_available" and decides_location(file, node):
             return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
         return ""

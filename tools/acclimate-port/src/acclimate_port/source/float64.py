@@ -143,8 +143,12 @@ class Float64:
 GAMES = "any:(game)"
 """The symbol of what the games of a program give."""
 BATCHES = "any:(batch)"
+VALUES = "any:(value of a batch)"
+"""A sample whose values may be numbers of Python, of which a loader makes float64."""
 """The symbol of what the data sets of a program give."""
 _OF_SYMBOLS = {GAME: GAMES, BATCH: BATCHES}
+_GIVES_BATCHES = re.compile(r"Loader$|^(enumerate|tqdm|trange|iter|list|zip|prepare)$")
+"""Functions that give the batches of a dataset, or of a loader."""
 _LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
 """What a loop over batches goes over."""
 
@@ -555,7 +559,8 @@ class _Reader:
                 found |= self._result(given, part) if part >= 0 and isinstance(given, ast.Call) else _NONE
             return found
         if isinstance(node, ast.For):
-            return frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
+            batches = frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
+            return batches | self._of_dataset(node.iter, depth)
         if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return _NONE
@@ -578,6 +583,21 @@ class _Reader:
         if isinstance(node, ast.ListComp):
             return self._tensor(node.elt, depth)
         return self._tensor_of_call(node, depth) if isinstance(node, ast.Call) else _NONE
+
+    def _of_dataset(self, node: ast.AST | None, depth: int) -> Evidence:
+        """Why the batches of a loader are of 64 bits, by the tensors of its ``TensorDataset(x, y)``."""
+        if node is None or not depth:
+            return _NONE
+        if isinstance(node, ast.Name):
+            held = (value for _, value, part in self._bindings(node) if part < 0)
+            return frozenset().union(*(self._of_dataset(one, depth - 1) for one in held))
+        if not isinstance(node, ast.Call):
+            return _NONE
+        name = _dotted(node.func).rpartition(".")[2]
+        if name == "TensorDataset":
+            return frozenset().union(*(self._tensor(one, depth - 1) for one in node.args))
+        dataset = node.args[0] if node.args else _word(node, "dataset")
+        return self._of_dataset(dataset, depth - 1) if _GIVES_BATCHES.search(name) else _NONE
 
     def _tensor_of_call(self, call: ast.Call, depth: int) -> Evidence:
         full = self._full(call.func)
@@ -653,6 +673,8 @@ class _Reader:
                     on_device.setdefault(home, node.lineno)
                 if BATCH in found:
                     of_batches.setdefault(home, node.lineno)
+                    if self._is_cast(node):
+                        taken[VALUES, home] = None
                 for text in sorted(found - {SURE, SCALAR}):
                     taken[_OF_SYMBOLS.get(text, text), home] = None
         if plays:
@@ -718,6 +740,27 @@ class _Reader:
                 _is_float(value) or SURE in self._numbers(value) | self._tensor(value)
             ):
                 given.setdefault(BATCHES, getattr(value, "lineno", owner.lineno))
+
+        self._values_of_samples(owner, given)
+
+    def _values_of_samples(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
+        """Notes what a data set or a transform takes as it is from a record: ``item["scores"]["total"]``."""
+        for method in owner.body:
+            if not isinstance(method, ast.FunctionDef) or method.name not in ("__getitem__", "__call__"):
+                continue
+            for sample in (one for one in python_nodes(method) if isinstance(one, ast.Dict)):
+                for value in sample.values:
+                    if isinstance(value, ast.Subscript) and _is_text(value.slice):
+                        given.setdefault(VALUES, value.lineno)
+
+    def _is_cast(self, move: ast.AST) -> bool:
+        """Whether a tensor becomes float32 after it is moved, and so may be anything before."""
+        method = self._around.get(id(move))
+        call = self._around.get(id(method)) if isinstance(method, ast.Attribute) else None
+        if not isinstance(method, ast.Attribute) or not isinstance(call, ast.Call):
+            return False
+        is_typed = method.attr in ("to", "type") and _is_narrow(self._source(call).rpartition("(")[2])
+        return method.attr == "float" or is_typed
 
     def _brought(self, call: ast.Call) -> Evidence:
         """Why a call brings numbers of 64 bits to a device; nothing if it does not."""
@@ -985,6 +1028,10 @@ def _is_float(node: ast.AST) -> bool:
         return _is_float(node.left) or _is_float(node.right) or isinstance(node.op, ast.Div)
     is_call = isinstance(node, ast.Call) and _dotted(node.func) == "float"
     return is_call or (isinstance(node, ast.Constant) and isinstance(node.value, float))
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _is_number(node: ast.AST) -> bool:
