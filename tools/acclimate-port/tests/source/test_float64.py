@@ -278,10 +278,12 @@ def test_arrays_that_a_program_gives_come_to_the_device_by_a_loader_of_tensors(
     assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is status
 
 
-SAMPLES = "class Sample:\n    def __call__(self, item):\n        return {{'label': {value}}}\n"
+SAMPLES = (
+    "import torch\n\n\nclass Sample:\n    def __call__(self, item):\n        return {{'label': {value}}}\n"
+)
 BATCHES_OF = (
     "import torch\nfrom data import Sample\n\n\ndef main(loader):\n"
-    f"    device = {CHOICE}\n    for data in loader:\n        data['label']{moved}\n"
+    f"    device = {CHOICE}\n    for data in loader:\n        data['label']{{moved}}\n"
 )
 
 

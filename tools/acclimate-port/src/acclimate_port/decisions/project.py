@@ -65,6 +65,8 @@ _ALSO_IN_ONE_FILE = (
 """What the joins inside one file do not look for."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
 """What is followed through all functions that a program calls."""
+_LOOKS_UP = re.compile(r"(^|_)(build|create|get|make|lookup|load)(_|$)")
+"""Names of functions of other packages that look something up in a registry."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
 """Names of modules that no other imports."""
 _RUNS = "(runs)"
@@ -202,6 +204,26 @@ class Project:
             elif "." in function and REGISTERS.search(function.rpartition(".")[2]):
                 held = self._holder(path, _parted(function)[0])
                 yield from [held] if held is not None else []
+
+    @cached_property
+    def _registered_outside(self) -> dict[str, list[_Home]]:
+        """The functions and classes that are registered in another package, by the name of the package."""
+        found: dict[str, list[_Home]] = defaultdict(list)
+        for path, known in self._facts.items():
+            for name, function in known.outline.registered:
+                package, dot, rest = function.partition(".")
+                is_known = not package or package in self._modules or name not in self._placed.get(path, {})
+                if dot and not is_known and REGISTERS.search(rest.rpartition(".")[2]):
+                    found[package].append((path, name))
+        return found
+
+    def _built_outside(self, path: Path) -> Iterator[_Home]:
+        """What a file may make by a name that another package looks up: ``timm.create_model(name)``."""
+        registered = self._registered_outside
+        for full in self._facts[path].outline.uses if registered else ():
+            package = full.partition(".")[0]
+            if package in registered and _LOOKS_UP.search(full.rpartition(".")[2]):
+                yield from registered[package]
 
     def _holder(self, path: Path, text: str) -> _Home | None:
         """What a name of the project holds in an attribute: ``Tables`` of ``pkg.tables.Tables.models``."""
@@ -639,7 +661,7 @@ class Project:
             held += [(file, one) for one in self._placed.get(file, {})] if name == MODULE else [(file, name)]
         for file in self._imported_whole(path) if not gives_on else ():
             held += [(file, name) for name in self._placed.get(file, {})]
-        held += self._given_on(path) if not gives_on else []
+        held += [*self._given_on(path), *self._built_outside(path)] if not gives_on else []
         for file, name in dict.fromkeys(held):
             for kind, is_cause in self._staying(file, name):
                 program: _Known = (kind, f"{path}:")

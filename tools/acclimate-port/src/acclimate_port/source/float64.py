@@ -147,6 +147,7 @@ VALUES = "any:(value of a batch)"
 """A sample whose values may be numbers of Python, of which a loader makes float64."""
 """The symbol of what the data sets of a program give."""
 _OF_SYMBOLS = {GAME: GAMES, BATCH: BATCHES}
+_JOIN = ("concatenate", "stack", "vstack", "hstack", "column_stack")
 _GIVES_BATCHES = re.compile(r"Loader$|^(enumerate|tqdm|trange|iter|list|zip|prepare)$")
 """Functions that give the batches of a dataset, or of a loader."""
 _LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
@@ -228,7 +229,9 @@ class _Reader:
         elif isinstance(node, (ast.AugAssign, ast.For, ast.comprehension)):
             self._bind_target(node.target, node, -1)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            self._bind_target(node.optional_vars, None, -1)
+            called = node.context_expr
+            is_shown = isinstance(called, ast.Call) and _dotted(called.func).rpartition(".")[2] == "tqdm"
+            self._bind_target(node.optional_vars, called if is_shown else None, -1)
 
     def _bind_target(self, target: ast.AST, value: ast.AST | None, part: int) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -560,7 +563,8 @@ class _Reader:
             return found
         if isinstance(node, ast.For):
             batches = frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
-            return batches | self._of_dataset(node.iter, depth)
+            made = self._made_for(node.iter, depth)
+            return batches.union(*(self._tensor(one, depth) for one in made))
         if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return _NONE
@@ -583,21 +587,6 @@ class _Reader:
         if isinstance(node, ast.ListComp):
             return self._tensor(node.elt, depth)
         return self._tensor_of_call(node, depth) if isinstance(node, ast.Call) else _NONE
-
-    def _of_dataset(self, node: ast.AST | None, depth: int) -> Evidence:
-        """Why the batches of a loader are of 64 bits, by the tensors of its ``TensorDataset(x, y)``."""
-        if node is None or not depth:
-            return _NONE
-        if isinstance(node, ast.Name):
-            held = (value for _, value, part in self._bindings(node) if part < 0)
-            return frozenset().union(*(self._of_dataset(one, depth - 1) for one in held))
-        if not isinstance(node, ast.Call):
-            return _NONE
-        name = _dotted(node.func).rpartition(".")[2]
-        if name == "TensorDataset":
-            return frozenset().union(*(self._tensor(one, depth - 1) for one in node.args))
-        dataset = node.args[0] if node.args else _word(node, "dataset")
-        return self._of_dataset(dataset, depth - 1) if _GIVES_BATCHES.search(name) else _NONE
 
     def _tensor_of_call(self, call: ast.Call, depth: int) -> Evidence:
         full = self._full(call.func)
@@ -784,6 +773,8 @@ class _Reader:
             return self._tensor_of_call(call, _DEPTH) if full.startswith("torch.") else _NONE
         if method in ("to", "cuda") and held is not None and self._moves(call, method):
             found = self._tensor(held) | self._tensor(call)
+            if self._is_cast(call) and self._may_be_wide(held):
+                return found | sure
             return found | sure if self._is_of_unknown_array(held) and self._makes_wide_arrays else found
         if method == "register_buffer" and len(call.args) > 1:
             return self._tensor(call.args[1])
@@ -822,6 +813,39 @@ class _Reader:
             and isinstance(node.func, ast.Attribute)
             and self._is_of_unknown_array(node.func.value, depth - 1)
         )
+
+    def _may_be_wide(self, node: ast.AST | None) -> bool:
+        """Whether a batch is of arrays whose dtype the module does not show.
+
+        Asked where the batch becomes float32 after it is moved, so that its author expects numpy's default.
+        """
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        held = self._bindings(node) if isinstance(node, ast.Name) else ()
+        loops = [value for _, value, _ in held if isinstance(value, ast.For)]
+        for made in (one for loop in loops for one in self._made_for(loop.iter, 6)):
+            if isinstance(made, ast.Call) and self._full(made.func) == "torch.from_numpy" and made.args:
+                array = made.args[0]
+                is_joined = isinstance(array, ast.Call) and _dotted(array.func).rpartition(".")[2] in _JOIN
+                array = array.args[0] if is_joined and isinstance(array, ast.Call) and array.args else array
+                if self._is_unknown_array(array):
+                    return True
+        return False
+
+    def _made_for(self, node: ast.AST | None, depth: int) -> list[ast.expr]:
+        """The tensors of the dataset whose batches a loop gets."""
+        if node is None or not depth:
+            return []
+        if isinstance(node, ast.Name):
+            held = (value for _, value, part in self._bindings(node) if part < 0)
+            return [one for value in held for one in self._made_for(value, depth - 1)]
+        if not isinstance(node, ast.Call):
+            return []
+        name = _dotted(node.func).rpartition(".")[2]
+        if name == "TensorDataset":
+            return node.args
+        dataset = node.args[0] if node.args else _word(node, "dataset")
+        return self._made_for(dataset, depth - 1) if _GIVES_BATCHES.search(name) else []
 
     def _is_unknown_array(self, node: ast.AST) -> bool:
         """Whether an array is a parameter, an attribute or a function's result of which no dtype is seen."""
