@@ -118,7 +118,7 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    settings = replace(settings, survey=joined(surveys).resolved())
+    settings = replace(settings, survey=joined(surveys).with_folders(paths).resolved())
     looks = _Looks()
     with _without_collector():
         for result in _port_each(dict.fromkeys(hopeful, settings), jobs, looks):

@@ -97,6 +97,7 @@ _FUNCTION = re.compile(rb"^[ \t]*def[ \t]+(\w+)[ \t]*\(([^)]*)", re.M)
 _BRACKETS = re.compile(rb"\[[^\[\]]*\]")
 _DEVICE_PARAMETER = re.compile(rb"^\s*(?:torch_)?device\b")
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
+_PARTS = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)\.(\w+)", re.M)
 _DEVICE_OPTION = re.compile(
     rb"""add_argument\(\s*(?:["']-\w["'],\s*)?["']-*([\w-]+)["'][^()]*\bdefault\s*=[^\n]*["']cuda"""
 )
@@ -208,6 +209,9 @@ class Survey:
     device_options: frozenset[str] = frozenset()
     """Options and settings whose default, in a file of Python, names a device of CUDA."""
 
+    imported_from: frozenset[tuple[str, str]] = frozenset()
+    """The first two parts of the names of imported modules: ``openchem`` and ``models``."""
+
     resources: frozenset[str] = frozenset()
     """The names by which files tell a scheduler such as Ray of GPUs, and where their values come from."""
 
@@ -231,6 +235,15 @@ class Survey:
         package, _, name = full_name.rpartition(".")
         is_own = full_name.startswith(".") or not self.modules.isdisjoint(package.split("."))
         return is_own and name in self._module_classes
+
+    def with_folders(self, paths: Sequence[Path]) -> Survey:
+        """These facts, of whose modules some are packages that hold folders alone, without ``__init__.py``."""
+        shared = set(paths[0].parents).intersection(*(path.parents for path in paths)) if paths else set()
+        folders = {one for path in paths for one in path.parents} - shared
+        held = {path.with_suffix("") for path in paths} | folders
+        pairs = {(one.parent.name, one.name) for one in held if one.parent in folders}
+        packages = {first for first, _ in self.imported_from & pairs}
+        return replace(self, modules=self.modules | packages, imported_from=frozenset())
 
     def resolved(self) -> Survey:
         """These facts with the modules alone of all classes, which is less to give to each process."""
@@ -312,6 +325,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(backends_given(source)),
         frozenset(name for name, needs_cuda in built if needs_cuda),
         frozenset(_device_options(source)),
+        frozenset((one[1].decode(), one[2].decode()) for one in _PARTS.finditer(source)),
         resources_given(source),
     )
 
