@@ -44,6 +44,13 @@ ELSEWHERE = {
     "an item from a new process": DEVICE + DATA.format("item.to(device)") + SPAWN,
     "a batch from a new process": DEVICE + COLLATE.format(".to(device)") + SPAWN,
     "a result from a new process": DEVICE + POOL.format(".to(device)"),
+    "a result of a pool of processes": f"from concurrent.futures import ProcessPoolExecutor\n{DEVICE}\n\ndef work(i):\n"
+    "    return torch.zeros(3).to(device)\n\n\nwith ProcessPoolExecutor() as pool:\n    pool.submit(work, 1)\n",
+    "a method by its name": f"{DEVICE}kind = {CHOICE}\ngetattr(x, 'run_' + kind)()\n",
+    "a module by its name": f"import importlib\n{DEVICE}kind = {CHOICE}\nimportlib.import_module(f'kernels_{{kind}}')\n",
+    "a command": f"import os\n{DEVICE}kind = {CHOICE}\nos.system(f'pip install mine-{{kind}}')\n",
+    "an autocast in another one": f"{DEVICE}with torch.autocast('cuda', dtype=torch.bfloat16):\n"
+    "    with torch.cuda.amp.autocast():\n        x.sum()\n",
     "an error of CUDA": DEVICE + ERROR.format('"CUDA out of memory"'),
     "the text of a tensor": f"{DEVICE}assert repr(x) in ('tensor([0.])', \"tensor([0.], device='cuda:0')\")\n",
     "the environment": f"import os\n{DEVICE}os.environ['JAX_PLATFORMS'] = {CHOICE}\n",
@@ -151,3 +158,23 @@ def test_tests_run_on_the_host_where_the_conftest_around_them_hides_the_devices(
     files = {"tests/conftest.py": hides, "tests/own/test_sum.py": test, "others/test_sum.py": test}
     assert _statuses(tmp_path, files, target, "tests/own/test_sum.py") == {Status.UNSAFE}
     assert _statuses(tmp_path, files, target, "others/test_sum.py") == {Status.CONVERTED}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(("default", "status"), [(6, Status.UNSAFE), (0, Status.CONVERTED)])
+def test_a_device_after_the_first_may_not_be_there_by_the_default_of_an_option(
+    default: int, status: Status, target: str, tmp_path: Path
+) -> None:
+    text = (
+        f"import argparse\nimport torch\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--gpu', type=int, default={default})\n"
+        "args = parser.parse_args()\ndevice = f'cuda:{args.gpu}' if torch.cuda.is_available() else 'cpu'\nprint(torch.zeros(3).to(device))\n"
+    )
+    found = ported_project(tmp_path, {"main.py": text}, target)["main.py"].sites
+    assert {one.status for one in found} == {status}
+
+
+def test_an_assertion_goes_with_a_library_that_chooses_its_device(tmp_path: Path) -> None:
+    question = "torch.cuda.is_available()"
+    text = f"import torch\nimport whisper\n\n\ndef main():\n    assert {question}\n    return whisper.load_model('medium').run()\n"
+    found = ported_project(tmp_path, {"main.py": text}, "acclimate")["main.py"].sites
+    assert [one.status for one in found if one.text == question] == [Status.UNSAFE]

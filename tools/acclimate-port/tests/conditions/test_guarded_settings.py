@@ -10,7 +10,7 @@ from acclimate_port.engine import Status
 from porting import EACH_TARGET, ported_project, site
 
 QUESTION = "torch.cuda.is_available()"
-HEAD = "import torch\nfrom omegaconf import OmegaConf\n\n\ndef main(path, cfg_cli):\n    cfg = OmegaConf.load(path)\n"
+HEAD = "import os\nimport torch\nfrom omegaconf import OmegaConf\n\n\ndef main(path, cfg_cli):\n    cfg = OmegaConf.load(path)\n"
 USE = "    return torch.zeros(3).to(device)\n"
 FROM_SETTINGS = {
     "a choice": f"    device = torch.device(cfg.device if {QUESTION} else 'cpu')\n",
@@ -19,6 +19,9 @@ FROM_SETTINGS = {
     "an entry": f"    device = cfg['device'] if {QUESTION} else 'cpu'\n",
     "an entry with a default": f"    device = cfg.get('device', None) if {QUESTION} else 'cpu'\n",
     "two branches": f"    if {QUESTION}:\n        device = cfg.device\n    else:\n        device = 'cpu'\n",
+    "a device for CUDA alone": f"    device = 'cpu'\n    if {QUESTION}:\n        device = torch.device(cfg.device)\n",
+    "a setting that is replaced": f"    if not {QUESTION}:\n        cfg.device = 'cpu'\n    device = cfg.device\n",
+    "the environment": f"    device = os.environ['DEVICE'] if {QUESTION} else 'cpu'\n",
     "a fallback": f"    device = cfg.device\n    if not {QUESTION}:\n        device = 'cpu'\n",
 }
 OTHERS = {
@@ -58,3 +61,15 @@ def test_a_device_with_a_default_in_python_is_ported_with_it(
         "options.py": f"import argparse\n\nparser = argparse.ArgumentParser()\n{options}\n",
     }
     assert site(ported_project(tmp_path, files, target)["main.py"], QUESTION).status is status
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("--device cuda:0", Status.UNSAFE), ("--device cpu", Status.CONVERTED)]
+)
+def test_a_script_of_the_project_may_name_the_device(line: str, status: Status, tmp_path: Path) -> None:
+    files = {
+        "main.py": HEAD + FROM_SETTINGS["a choice"] + USE,
+        "options.py": "import argparse\n\nargparse.ArgumentParser().add_argument('--device', default='cuda')\n",
+    }
+    (tmp_path / "run.sh").write_text(f"python main.py {line}\n")
+    assert site(ported_project(tmp_path, files, "acclimate")["main.py"], QUESTION).status is status

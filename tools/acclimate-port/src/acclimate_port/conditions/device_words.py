@@ -25,6 +25,12 @@ _READS = re.compile(
 _IN_COMMAND = "it is part of a command line, which another program or machine reads"
 
 _IN_ENVIRONMENT = "it becomes a variable of the environment, which other libraries may read"
+_NAMED_AT = {"getattr": 1, "hasattr": 1, "import_module": 0, "__import__": 0}
+"""Functions that get the name of an attribute or a module, and its position."""
+_RUN_COMMANDS = {
+    *("os.system", "os.popen", "subprocess.run", "subprocess.call", "subprocess.check_call"),
+    *("subprocess.check_output", "subprocess.Popen", "subprocess.getoutput"),
+}
 _FILE = re.compile(
     r"\.(pth?|bin|ckpt|safetensors|engine|trt|onnx|json|ya?ml|toml|pkl|pickle|np[yz]|so|txt|csv)['\"]*$"
 )
@@ -42,15 +48,32 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
         text = text_with(file, use)
         if text is not None and (line := _line_of_load(file, text)):
             return f"line {line} reads a file that has the device in its name"
+        if text is not None and (line := _line_of_name(file, text)):
+            return f"line {line} looks for a name, or runs a command, with the device in it"
     return ""
 
 
+def _line_of_name(file: SourceFile, text: cst.CSTNode) -> int:
+    """The line in which a text is a name of code, or a command: ``getattr(net, f"run_{device}")``; or 0."""
+    for use in uses_of(file, text, computed=True):
+        given = file.tree.given_to(use)
+        if given is not None and (given.index == _NAMED_AT.get(given.name) or _runs(given.full, given.index)):
+            return file.tree.line(file.span(given.call).start)
+    return 0
+
+
+def _runs(function: str, index: int | None) -> bool:
+    return index == 0 and function in _RUN_COMMANDS
+
+
 def file_names(file: SourceFile) -> Iterator[cst.CSTNode]:
-    """The parts of texts that name a file: ``device`` of ``f"weights_{device}.pt"``."""
+    """The parts of texts that name a file or code: ``device`` of ``f"weights_{device}.pt"``."""
     if "device" not in file.tree.text:
         return
     for text in file.tree.of_type(cst.FormattedString):
-        if _FILE.search(file.tree.source(text)):
+        given = file.tree.given_to(text)
+        is_name = given is not None and given.index == _NAMED_AT.get(given.name, -1)
+        if is_name or _FILE.search(file.tree.source(text)):
             yield from (
                 part.expression for part in text.parts if isinstance(part, cst.FormattedStringExpression)
             )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from acclimate_port.conditions.statements import decided_by
-from acclimate_port.source.tree import called_name, dotted, entry_key, keyword, last_name, string_value
+from acclimate_port.source.tree import called_name, dotted, entry_key, string_value
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile
 
@@ -39,15 +39,15 @@ def _sides(file: SourceFile, question: cst.CSTNode) -> Iterator[tuple[cst.CSTNod
     is_negated = isinstance(file.tree.parent(question), cst.UnaryOperation)
     if isinstance(decided, cst.IfExp):
         sides = (decided.body, decided.orelse)
-        yield sides[::-1] if is_negated else sides  # type: ignore[misc]
+        yield (sides[1], sides[0]) if is_negated else sides
     elif isinstance(decided, cst.If):
         first, rest = _assigned(decided.body), decided.orelse
         second = _assigned(rest.body) if isinstance(rest, cst.Else) else {}
-        if rest is None and is_negated:  # `device = cfg.device`, and then the host
-            second = {name: value for name in first if (value := _before(file, decided, name)) is not None}
+        if rest is None:  # `device = cfg.device`, and then the host, or the other way round
+            second = {name: _before(file, decided, name) or _itself(decided, name) for name in first}
         for name in first.keys() & second.keys():
-            pair = (first[name], second[name])
-            yield pair[::-1] if is_negated else pair  # type: ignore[misc]
+            pair: tuple[cst.CSTNode, cst.CSTNode] = (first[name], second[name])
+            yield (pair[1], pair[0]) if is_negated else pair
 
 
 def _assigned(block: cst.BaseSuite) -> dict[str, cst.BaseExpression]:
@@ -67,6 +67,18 @@ def _before(file: SourceFile, statement: cst.If, name: str) -> cst.BaseExpressio
             if isinstance(one, cst.Assign) and dotted(one.targets[0].target) == name:
                 return one.value
     return None
+
+
+def _itself(statement: cst.If, name: str) -> cst.BaseExpression:
+    """A setting that a block replaces: ``if not torch.cuda.is_available(): args.device = "cpu"``."""
+    targets = [
+        one.targets[0].target
+        for line in statement.body.body
+        if isinstance(line, cst.SimpleStatementLine)
+        for one in line.body
+        if isinstance(one, cst.Assign)
+    ]
+    return next(one for one in targets if dotted(one) == name)
 
 
 def _inside(value: cst.CSTNode) -> cst.CSTNode:
@@ -95,7 +107,4 @@ def _is_host(value: cst.CSTNode) -> bool:
 
 def _has_default(file: SourceFile, name: str) -> bool:
     """Whether a file of Python says what the setting is if a user says nothing."""
-    own = (keyword(call, "default") for call in file.options.get(name, ()))
-    return any(one is not None and last_name(one.value) != "None" for one in own) or name in (
-        file.survey.device_options
-    )
+    return name in file.survey.device_options

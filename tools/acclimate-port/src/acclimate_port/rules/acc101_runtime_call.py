@@ -19,7 +19,7 @@ from acclimate_port.conditions.cuda_only import (
     returns_word,
     word_of_library,
 )
-from acclimate_port.conditions.device_counts import divides
+from acclimate_port.conditions.device_counts import divides, ends_without
 from acclimate_port.conditions.given_away import reason_against_giving
 from acclimate_port.conditions.guarded_settings import setting_guarded
 from acclimate_port.conditions.host_answers import (
@@ -32,6 +32,7 @@ from acclimate_port.conditions.host_answers import (
 from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.proofs import compares_device, names_cuda, whole_value
 from acclimate_port.conditions.statements import whole_condition
+from acclimate_port.dataflow.own_devices import bound_elsewhere
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
@@ -297,6 +298,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         is_number = name in ("device", "set_device") and isinstance(file.target, AcclimateTarget)
         if is_number and node.args and _may_be_negative(file, node.args[0].value):
             return "for torch.cuda a negative number changes nothing, and it is no device of an accelerator"
+        if name == "is_available" and ends_without(file, node) and (reason := bound_elsewhere(file, node)):
+            return reason
         if name == "is_available" and (setting := setting_guarded(file, node)):
             return f"`{setting}` may name a device of CUDA where there is none, which is not ported"
         if name == "is_available" and decides_location(file, node):

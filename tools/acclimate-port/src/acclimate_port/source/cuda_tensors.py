@@ -16,25 +16,36 @@ from acclimate_port.source.tree import last_python_name, module_of, python_nodes
 MODULE = "<module>"
 _USES = re.compile(
     r"cpp_extension|\bctypes\b|\bcffi\b|\bmpi4py\b|dlpack\b|\bas_cuda_array\b|\bfrom_torch\(|\brpc\b|\bsdpa?_kernel\("
-    r"|\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
+    r"|\bProcessPoolExecutor\(|\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
 )
 _USES_WORDS = (
     *("cpp_extension", "share_memory", "Process(", "spawn(", ".put(", ".send(", "Dataset", "is_cpu"),
     *('"cpu"', "'cpu'", "ctypes", "cffi", "mpi4py", "dlpack", "as_cuda_array", "from_torch(", "rpc"),
-    *("sdp_kernel(", "sdpa_kernel("),
+    *("sdp_kernel(", "sdpa_kernel(", "ProcessPoolExecutor("),
 )
 """One of these is in each text that the pattern finds; looking for them takes a tenth of its time."""
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
 _SETTINGS = re.compile(r"config|default", re.IGNORECASE)
 _SPAWNS = re.compile(r"[\"'](?:spawn|forkserver)[\"']")
+_STARTS_PROCESSES = re.compile(r"[\"'](?:spawn|forkserver)[\"']|\bProcessPoolExecutor\(")
 _QUEUE = re.compile(r"queue|pipe|conn|(^|_)q$|pool", re.IGNORECASE)
 _SEND = {"share_memory", "share_memory_", "put", "send", "spawn", "Process"}
 _NUMBERS = re.compile(r"(float|double|half|bfloat16|u?int|long|short|bool|byte|complex)\d*$|dtype")
 _HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVE = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_POOLS = {"map", "imap", "imap_unordered", "starmap", "apply", "map_async", "apply_async", "starmap_async"}
+_POOLS = {
+    "map",
+    "submit",
+    "imap",
+    "imap_unordered",
+    "starmap",
+    "apply",
+    "map_async",
+    "apply_async",
+    "starmap_async",
+}
 _FOREIGN_CODE = re.compile(r"^[ \t]*(?:import|from)[ \t]+(?:ctypes|cffi)\b", re.M)
 _MEMORY = ("data_ptr", "__cuda_array_interface__")
 _TAKE_TENSORS = {"from_dlpack", "as_cuda_array", "from_torch"}
@@ -81,7 +92,7 @@ def given_to_cuda(
         return {}
     natives = _natives(module, extensions) if "cpu" in text else set()
     is_parallel = "multiprocessing" in text
-    workers = _run_by_workers(module) if _SPAWNS.search(text) else None
+    workers = _run_by_workers(module) if _STARTS_PROCESSES.search(text) else None
     found = _built_at_import(module)
     for statement in module.body:
         home = statement.name if isinstance(statement, _HOMES) else MODULE

@@ -97,6 +97,9 @@ _FUNCTION = re.compile(rb"^[ \t]*def[ \t]+(\w+)[ \t]*\(([^)]*)", re.M)
 _BRACKETS = re.compile(rb"\[[^\[\]]*\]")
 _DEVICE_PARAMETER = re.compile(rb"^\s*(?:torch_)?device\b")
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
+_CASTS_TO_OTHERS = re.compile(
+    rb"autocast\([^()\n]*(?:\([^()]*\)[^()\n]*)*\bdtype[ \t]*=[ \t]*(?!torch\.(?:float16|half)\b)"
+)
 _PARTS = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)\.(\w+)", re.M)
 _DEVICE_OPTION = re.compile(
     rb"""add_argument\(\s*(?:["']-\w["'],\s*)?["']-*([\w-]+)["'][^()]*\bdefault\s*=[^\n]*["']cuda"""
@@ -209,6 +212,9 @@ class Survey:
     device_options: frozenset[str] = frozenset()
     """Options and settings whose default, in a file of Python, names a device of CUDA."""
 
+    casts_to_others: bool = False
+    """Whether a file turns on an autocast to another type than float16."""
+
     imported_from: frozenset[tuple[str, str]] = frozenset()
     """The first two parts of the names of imported modules: ``openchem`` and ``models``."""
 
@@ -237,7 +243,7 @@ class Survey:
         return is_own and name in self._module_classes
 
     def with_folders(self, paths: Sequence[Path]) -> Survey:
-        """These facts, of whose modules some are packages that hold folders alone, without ``__init__.py``."""
+        """These facts, of whose modules some are packages of folders alone, without ``__init__.py``."""
         shared = set(paths[0].parents).intersection(*(path.parents for path in paths)) if paths else set()
         folders = {one for path in paths for one in path.parents} - shared
         held = {path.with_suffix("") for path in paths} | folders
@@ -325,6 +331,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(backends_given(source)),
         frozenset(name for name, needs_cuda in built if needs_cuda),
         frozenset(_device_options(source)),
+        b"autocast" in source and _CASTS_TO_OTHERS.search(source) is not None,
         frozenset((one[1].decode(), one[2].decode()) for one in _PARTS.finditer(source)),
         resources_given(source),
     )
