@@ -178,3 +178,25 @@ def test_an_assertion_goes_with_a_library_that_chooses_its_device(tmp_path: Path
     text = f"import torch\nimport whisper\n\n\ndef main():\n    assert {question}\n    return whisper.load_model('medium').run()\n"
     found = ported_project(tmp_path, {"main.py": text}, "acclimate")["main.py"].sites
     assert [one.status for one in found if one.text == question] == [Status.UNSAFE]
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [("device='auto'", Status.UNSAFE), ("", Status.UNSAFE), ("device='cpu'", Status.CONVERTED)],
+)
+def test_a_device_goes_with_a_trainer_of_another_file_that_chooses_its_own(
+    call: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    env = f"import torch\n\n\ndef device_of():\n    return {CHOICE}\n\n\nclass Env:\n    def step(self, action):\n        return torch.as_tensor(action).to(device_of())\n"
+    main = f"from stable_baselines3 import PPO\nfrom env import Env, device_of\n\nPPO('MlpPolicy', Env(), {call}).learn(3)\n"
+    assert _statuses(tmp_path, {"env.py": env, "main.py": main}, target, "env.py") == {status}
+
+
+@pytest.mark.parametrize(
+    ("given", "status"), [("True", Status.UNSAFE), ("enable_timing=True", Status.CONVERTED)]
+)
+def test_an_event_by_position_is_unsafe(given: str, status: Status, tmp_path: Path) -> None:
+    text = f"import torch\n\n\ndef timed(x: torch.Tensor):\n    start = torch.cuda.Event({given})\n    start.record()\n    return start\n"
+    found = ported_project(tmp_path, {"main.py": text}, "acclimate")["main.py"].sites
+    assert [one.status for one in found] == [status]

@@ -78,6 +78,8 @@ _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 """Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
+_TRAINERS = (*LIGHTNING, "stable_baselines3", "sb3_contrib", "catalyst")
+"""Libraries that run a program's own code on the device that they choose."""
 _BUILDERS = ("torch.utils.cpp_extension.load",)
 _KERNELS = re.compile(r"\.cu[\"']|\bcuda_sources\b")
 _ACCESSES = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
@@ -200,7 +202,7 @@ class Across:
         for index in self._device.staying(self._device.turned_off):
             for text in self._homes(index):
                 add(Symbol(Kind.CAST, text), self._all[index].root.finding.place)
-        elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in LIGHTNING]
+        elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in _TRAINERS]
         bound = (*operator_calls(self._file), *words_expected(self._file))
         for setting in (*hiding(self._file), *elsewhere, *bound):
             for text in self._homes_of(setting):

@@ -45,6 +45,7 @@ from acclimate_port.source.tree import (
     child_nodes,
     has_unpacking,
     last_name,
+    positional,
     string_value,
     walk,
 )
@@ -283,6 +284,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         figures = _figures(file, node, name) if isinstance(file.target, TorchTarget) else ()
         if any(divides(file, figure) for figure in figures):
             return "torch lacks this figure for MPS, and 0 in its place is a divisor"
+        if name in ("Event", "Stream") and positional(node):
+            return "the classes of other accelerators take these arguments by their names"
         if name in FIGURES and _is_in_test(file, node):
             return "a test expects this figure of CUDA's allocator; others may free memory later"
         if name.startswith("set_rng_state") and _is_loaded(file, node):

@@ -298,10 +298,10 @@ def _given_by_worker(statement: ast.AST, workers: set[str]) -> Iterator[int]:
     for function in functions:
         moved = _moved(function)
         for node in python_nodes(function):
-            given = node.value if isinstance(node, (ast.Return, ast.Yield)) else None
-            parts = python_nodes(given) if given is not None else []
-            if any(isinstance(one, ast.expr) and _is_moved(one, moved) for one in parts):
-                yield node.lineno
+            if isinstance(node, (ast.Return, ast.Yield)):
+                parts = python_nodes(node.value) if node.value is not None else []
+                is_moved = any(isinstance(one, ast.expr) and _is_moved(one, moved) for one in parts)
+                yield from [node.lineno] if is_moved else []
 
 
 # -- other libraries -----------------------------------------------------------------------------------
