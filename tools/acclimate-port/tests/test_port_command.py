@@ -224,6 +224,23 @@ def test_a_notebook_names_the_accelerator_in_the_cell_that_imports_torch(
     assert ".cuda()" not in new[2] + new[3]
 
 
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_a_notebook_names_the_accelerator_where_torch_is_imported_after_a_function(
+    repo: Path, target: str
+) -> None:
+    sources = ["import os\n", "def f():\n    pass", "import torch\ntorch.zeros(1, device='cuda')\n"]
+    cells = [
+        {"cell_type": "code", "execution_count": 1, "metadata": {}, "outputs": [], "source": one}
+        for one in sources
+    ]
+    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (repo / "n.ipynb").write_text(json.dumps(book, indent=1) + "\n")
+    assert port("n.ipynb", "--write", "--unsafe", "--to", target) == 0
+    new = ["".join(one["source"]) for one in json.loads((repo / "n.ipynb").read_text())["cells"]]
+    assert new[:2] == sources[:2]
+    assert "acceler" in new[2]
+
+
 def test_a_comment_that_asks_something_is_python_and_the_output_of_a_shell_command_is_not(repo: Path) -> None:
     sources = [
         ["files = !ls  \n", "torch.ones?  \n", "import torch\n"],

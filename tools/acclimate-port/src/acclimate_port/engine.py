@@ -35,11 +35,16 @@ from acclimate_port.source.tree import Span, parse_as_python
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
-_TORCH = (b"torch", b"nccl", b"cuda", b"deepspeed", b"nvidia-smi", b"nvml", b"gputil", b"gpustat", b"nvitop")
+_TRAINERS = (b"stable_baselines3", b"sb3_contrib", b"catalyst")
+_TORCH = (
+    *(b"torch", b"nccl", b"cuda", b"deepspeed", b"nvidia-smi", b"nvml", b"gputil", b"gpustat", b"nvitop"),
+    *_TRAINERS,
+)
 _WORDS = (
     *(b"cuda", b"nccl", b"nvml", b"gputil", b"gpustat", b"nvitop", b"cudnn", b"nvidia-smi", b"cpp_extension"),
     *(b"syncbatchnorm", b"sync_batchnorm", b"dataparallel", b"pin_memory", b"op_builder"),
     *(b"autocast_gpu", b"autocast_enabled", b"lightning", b"torch.load("),
+    *_TRAINERS,
 )
 _FORMS = re.compile(rb"\bdata_parallel\(|device_ids?\b|\.to\(\s*" + _INDEX + rb"|device\s*[=(]\s*" + _INDEX)
 _PACKAGE_WORDS = tuple(name.lower().encode() for name in sorted((*CUDA_PACKAGES, *OPERATORS)))

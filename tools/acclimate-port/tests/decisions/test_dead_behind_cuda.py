@@ -115,3 +115,12 @@ def test_a_figure_of_memory_that_a_test_compares_is_unsafe(name: str, status: St
         "    first = figure()\n    self.assertEqual(first, figure())\n"
     )
     assert site_of(port_text(text, Settings(target)), "torch.cuda.memory_allocated(0)").status is status
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [('"step"', Status.CONVERTED), ('"step {}", n', Status.LEFT), ('"{n}", n=n', Status.LEFT)],
+)
+def test_a_range_with_a_message_to_format_stays(given: str, status: Status) -> None:
+    text = f"import torch\n\n\ndef step(n):\n    with torch.cuda.nvtx.range({given}):\n        return n\n"
+    assert site_of(port_text(text, Settings("acclimate")), "torch.cuda.nvtx.range").status is status

@@ -77,3 +77,25 @@ def test_the_nearest_fixture_of_a_name_is_the_one_that_a_test_gets(target: str, 
     results = ported_project(tmp_path, files, target)
     assert site(results["conftest.py"], CHOICE).status is Status.CONVERTED
     assert site(results["tests/conftest.py"], CHOICE).status is Status.UNSAFE
+
+
+LEAVES = (
+    "import torch\n\n\ndef test_big(device):\n    if {more}not torch.cuda.is_available():\n        return\n"
+    "    x = torch.rand(2).to(device)\n    if torch.cuda.is_available():\n        del x\n        torch.cuda.empty_cache()\n"
+)
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("more", ["", "'big' in str(device) and "])
+def test_a_test_that_returns_early_goes_with_the_device_of_its_fixture(
+    more: str, target: str, tmp_path: Path
+) -> None:
+    fixture = (
+        "import pytest\nimport torch\n\n\n@pytest.fixture\ndef device():\n"
+        "    is_new = torch.cuda.is_available() and torch.cuda.get_device_capability() > (7, 0)\n"
+        "    return torch.device('cuda' if is_new else 'cpu')\n"
+    )
+    files = {"conftest.py": fixture, "test_big.py": LEAVES.format(more=more)}
+    found = ported_project(tmp_path, files, target)["test_big.py"].sites
+    first = next(one for one in found if one.text == "torch.cuda.is_available()")
+    assert first.status is Status.UNSAFE, found

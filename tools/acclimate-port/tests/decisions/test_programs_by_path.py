@@ -114,10 +114,16 @@ def test_an_entry_point_is_of_the_program_that_looks_for_it(target: str, tmp_pat
         ("runpy.run_path('conf/a.py')", Text(Names.SCRIPT, "conf/a.py")),
         ("exec(f'from models.{name} import Net')", Text(Names.MODULE, "models.*")),
         ("exec('from models.one import Net')", Text(Names.MODULE, "models.one")),
+        ("text = 'from models.' + name + ' import Net'\nexec(text)", Text(Names.MODULE, "models.*")),
     ],
 )
 def test_what_runs_by_a_path_is_known_or_may_be_any(code: str, found: Text) -> None:
-    assert found in outline(f"import runpy\n{code}\n").texts
+    assert found in outline(f"import runpy\n{code}\nnet.to(device)\n").texts
+
+
+def test_a_module_without_a_device_chooses_one_of_several_by_a_text() -> None:
+    texts = outline("text = 'from models.' + name + ' import Net'\nexec(text)\n").texts
+    assert all(one.names not in (Names.FILE, Names.MODULE) for one in texts)
 
 
 @pytest.mark.parametrize("code", ["torch.load(path)", "cursor.exec(path)", "config.load(path)"])

@@ -169,7 +169,7 @@ FILES_BY_DEVICE = {
         },
     ),
     "a method of an object in a third file": (
-        "parts.py:",
+        "run.py:",
         {
             "registry.py": "from mmengine import Registry\n\nPARTS = Registry('part')\n",
             "run.py": "from registry import PARTS\n\n\ndef run(name):\n    return PARTS.get(name)\n",
@@ -217,3 +217,48 @@ def test_a_device_that_another_file_looks_up_in_no_table_is_ported(
 ) -> None:
     results = ported_project(tmp_path, {"run.py": run, "main.py": MAIN}, target)
     assert site(results["main.py"], CHOICE).status is Status.CONVERTED
+
+
+OUTSIDE = (
+    "import torch\n{head}\n\n\n@{register}\ndef small(x: torch.Tensor):\n"
+    "    if torch.cuda.is_available() and torch.cuda.get_device_capability() > (7, 0):\n        return x.cuda()\n    return x\n"
+)
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("head", "register", "use", "status"),
+    [
+        (
+            "from timm.models import register_model",
+            "register_model",
+            "from timm import create_model as made",
+            True,
+        ),
+        (
+            "from ocpmodels.common.registry import registry",
+            "registry.register_trainer('small')",
+            "from ocpmodels.common.registry import registry\n\nmade = registry.get_trainer_class",
+            True,
+        ),
+        (
+            "from timm.models import register_model",
+            "register_model",
+            "from timm.data import Mixup as made",
+            False,
+        ),
+        (
+            "from timm.models import register_model",
+            "register_model",
+            "from other import create_model as made",
+            False,
+        ),
+    ],
+)
+def test_what_another_package_registers_is_of_the_program_that_it_builds_something_for(
+    head: str, register: str, use: str, status: bool, target: str, tmp_path: Path
+) -> None:
+    main = f"import torch\n{use}\n\n\ndef main(x: torch.Tensor):\n    device = {CHOICE}\n    return made('small')(x.to(device))\n"
+    files = {"models.py": OUTSIDE.format(head=head, register=register), "main.py": main}
+    found = site(ported_project(tmp_path, files, target)["main.py"], CHOICE)
+    assert (found.status is Status.UNSAFE) == status, found

@@ -248,3 +248,58 @@ def test_a_part_of_what_a_function_of_another_file_gives_may_be_of_64_bits(
     files["train.py"] = files["train.py"].replace("return x.to", "return y.to")
     found = site(ported_project(tmp_path, files, target)["train.py"], CHOICE)
     assert found.status is Status.CONVERTED, found
+
+
+MODEL = (
+    "import numpy as np\nimport torch\nfrom torch.utils.data import DataLoader, TensorDataset\n\n\nclass Model:\n"
+    "    def __init__(self, device='cpu'):\n        self.device = device\n\n    def fit(self, x, y):\n"
+    "        data = TensorDataset(torch.from_numpy({x}), torch.from_numpy(y))\n"
+    "        for n, (a, b) in enumerate(DataLoader(data, batch_size=2)):\n            a{cast}.to(self.device).float()\n"
+)
+FIT = (
+    "import numpy as np\nimport torch\nfrom model import Model\n\n\ndef main():\n"
+    f"    model = Model(device={CHOICE})\n    model.fit([np.array([0.1, 0.2]), np.array([0, 1])], np.array([1, 0]))\n"
+)
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("x", "cast", "status"),
+    [
+        ("np.concatenate(x, axis=-1)", "", Status.UNSAFE),
+        ("x[0]", "", Status.UNSAFE),
+        ("np.concatenate(x, axis=-1)", ".float()", Status.CONVERTED),
+    ],
+)
+def test_arrays_that_a_program_gives_come_to_the_device_by_a_loader_of_tensors(
+    x: str, cast: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    files = {"model.py": MODEL.format(x=x, cast=cast), "train.py": FIT}
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is status
+
+
+SAMPLES = (
+    "import torch\n\n\nclass Sample:\n    def __call__(self, item):\n        return {{'label': {value}}}\n"
+)
+BATCHES_OF = (
+    "import torch\nfrom data import Sample\n\n\ndef main(loader):\n"
+    f"    device = {CHOICE}\n    for data in loader:\n        data['label']{{moved}}\n"
+)
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("value", "moved", "status"),
+    [
+        ("item['scores']['total']", ".to(device).to(torch.float32)", Status.UNSAFE),
+        ("item['total']", ".to(device).float()", Status.UNSAFE),
+        ("item['total']", ".float().to(device)", Status.CONVERTED),
+        ("item['total']", ".to(device)", Status.CONVERTED),
+        ("item.total.numpy()", ".to(device).float()", Status.CONVERTED),
+    ],
+)
+def test_a_number_of_a_record_is_float64_in_a_batch_that_is_cast_after_its_move(
+    value: str, moved: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    files = {"data.py": SAMPLES.format(value=value), "train.py": BATCHES_OF.format(moved=moved)}
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is status

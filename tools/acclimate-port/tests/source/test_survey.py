@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from acclimate_port.engine import Settings
+from acclimate_port.engine import Settings, Status
 from acclimate_port.files.workers import port_files
 from acclimate_port.source.survey import joined, survey
-from porting import EACH_TARGET
+from porting import EACH_TARGET, ported_project, site
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 
@@ -152,3 +152,22 @@ def test_a_class_that_the_project_defines_as_something_else_is_no_module() -> No
     found.append(survey(b"class Net(nn.Module):\n    pass\n", Path("nets.py")))
     assert not joined(found).is_module("own.ModelMixin")
     assert joined(found).is_module("nets.Net")
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(("package", "status"), [("openchem", Status.CONVERTED), ("other", Status.UNSAFE)])
+def test_a_package_of_folders_without_init_is_the_projects_own(
+    package: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    choice = "'cuda' if torch.cuda.is_available() else 'cpu'"
+    files = {
+        "openchem/models/net.py": "import torch\n\n\ndef build(device):\n    return torch.zeros(3, device=device)\n",
+        "main.py": f"import torch\nfrom {package}.models.net import build\n\nprint(build({choice}))\n",
+    }
+    assert site(ported_project(tmp_path, files, target)["main.py"], choice).status is status
+
+
+def test_the_folders_around_a_project_are_no_packages_of_it(tmp_path: Path) -> None:
+    paths = [tmp_path / "wandb" / "own" / name for name in ("a.py", "b.py")]
+    known = survey(b"import wandb.own\n").with_folders(paths)
+    assert "wandb" not in known.modules

@@ -13,7 +13,7 @@ from acclimate_port.conditions.placements import outermost_function
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.literals import is_compared_device
 from acclimate_port.dataflow.uses import LOOK_UP, uses_of
-from acclimate_port.source.tree import called_name, string_value
+from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, kept
 
 _OPTION = re.compile(r"(^|[\s\"'])-{1,2}[A-Za-z][\w-]*[=\s]+[\"']?$")
@@ -24,6 +24,17 @@ _READS = re.compile(
 )
 _IN_COMMAND = "it is part of a command line, which another program or machine reads"
 
+_IN_ENVIRONMENT = "it becomes a variable of the environment, which other libraries may read"
+_NAMED_AT = {"getattr": 1, "hasattr": 1, "import_module": 0, "__import__": 0}
+"""Functions that get the name of an attribute or a module, and its position."""
+_RUN_COMMANDS = {
+    *("os.system", "os.popen", "subprocess.run", "subprocess.call", "subprocess.check_call"),
+    *("subprocess.check_output", "subprocess.Popen", "subprocess.getoutput"),
+}
+_FILE = re.compile(
+    r"\.(pth?|bin|ckpt|safetensors|engine|trt|onnx|json|ya?ml|toml|pkl|pickle|np[yz]|so|txt|csv)['\"]*$"
+)
+
 
 def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
     """Why the name of a device is unsafe: it is a key, is expected, or part of a command; ``""`` if not."""
@@ -31,11 +42,45 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
         return f"line {line} has the same name as a key or as what it expects, which stays"
     if any(_is_in_command(file, use) for use in uses_of(file, device)):
         return _IN_COMMAND
+    if any(_is_in_environment(file, use) for use in uses_of(file, device)):
+        return _IN_ENVIRONMENT
     for use in uses_of(file, device):
         text = text_with(file, use)
         if text is not None and (line := _line_of_load(file, text)):
             return f"line {line} reads a file that has the device in its name"
+        if text is not None and (line := _line_of_name(file, text)):
+            return f"line {line} looks for a name, or runs a command, with the device in it"
     return ""
+
+
+def _line_of_name(file: SourceFile, text: cst.CSTNode) -> int:
+    """The line in which a text is a name of code, or a command: ``getattr(net, f"run_{device}")``; or 0."""
+    for use in uses_of(file, text, computed=True):
+        given = file.tree.given_to(use)
+        if given is not None and (given.index == _NAMED_AT.get(given.name) or _runs(given.full, given.index)):
+            return file.tree.line(file.span(given.call).start)
+    return 0
+
+
+def _runs(function: str, index: int | None) -> bool:
+    return index == 0 and function in _RUN_COMMANDS
+
+
+def file_names(file: SourceFile) -> Iterator[cst.CSTNode]:
+    """The parts of texts that name a file or code: ``device`` of ``f"weights_{device}.pt"``."""
+    if "device" not in file.tree.text:
+        return
+    for text in file.tree.of_type(cst.FormattedString):
+        given = file.tree.given_to(text)
+        is_name = given is not None and given.index == _NAMED_AT.get(given.name, -1)
+        if is_name or _FILE.search(file.tree.source(text)):
+            yield from (
+                part.expression for part in text.parts if isinstance(part, cst.FormattedStringExpression)
+            )
+    for whole in file.tree.of_type(cst.BinaryOperation):
+        end = string_value(whole.right)
+        if isinstance(whole.operator, cst.Add) and end is not None and _FILE.search(end):
+            yield whole.left.right if isinstance(whole.left, cst.BinaryOperation) else whole.left
 
 
 def _line_of_load(file: SourceFile, text: cst.CSTNode) -> int:
@@ -123,6 +168,21 @@ def _is_key(file: SourceFile, text: cst.CSTNode) -> bool:
         holder = file.tree.parent(at)
         return at.key is text and not isinstance(file.tree.parent(holder or at), cst.Arg)
     return isinstance(at, cst.Index)
+
+
+def _is_in_environment(file: SourceFile, use: cst.CSTNode) -> bool:
+    """Whether a value is given to the environment: ``os.environ["JAX_PLATFORMS"] = device``."""
+    at, given = file.tree.parent(use), file.tree.given_to(use)
+    if isinstance(at, cst.Assign):
+        targets = [one.target for one in at.targets]
+        return any(isinstance(one, cst.Subscript) and _is_environ(one.value) for one in targets)
+    if given is None or given.name not in ("setdefault", "putenv"):
+        return False
+    return given.name == "putenv" or _is_environ(getattr(given.call.func, "value", given.call))
+
+
+def _is_environ(node: cst.CSTNode) -> bool:
+    return dotted(node).rpartition(".")[2] == "environ"
 
 
 # -- command lines -----------------------------------------------------------------------------------

@@ -187,7 +187,30 @@ def computes_elsewhere(file: SourceFile) -> str:
     if (call := next(iter(operator_calls(file)), None)) is not None:
         line = file.tree.line(file.span(call).start)
         return f"line {line} computes with operators that run on a CPU and with CUDA alone"
+    if (text := next(iter(words_expected(file)), None)) is not None:
+        line = file.tree.line(file.span(text).start)
+        return f"line {line} looks for words that torch says of CUDA alone"
     return ""
+
+
+_OF_ERRORS = re.compile(r"\bCUDA (out of memory|error)|\bcuDNN error|\bCUBLAS_|\bCUDA_ERROR")
+_OF_TENSORS = re.compile(r"\bdevice=\\?['\"]cuda")
+_SAID = ("CUDA", "cuDNN", "CUBLAS", "device=")
+
+
+@kept
+def words_expected(file: SourceFile) -> list[cst.CSTNode]:
+    """The words that a program looks for in an error of CUDA, or a test in the text of a tensor."""
+    if not any(word in file.tree.text for word in _SAID):
+        return []
+    found: list[cst.CSTNode] = []
+    for text in file.tree.of_type(cst.SimpleString):
+        at, value = file.tree.parent(text), string_value(text) or ""
+        is_searched = isinstance(at, (cst.Comparison, cst.ComparisonTarget))
+        is_compared = file.tree.around(text, cst.Comparison) is not None
+        if (is_searched and _OF_ERRORS.search(value)) or (is_compared and _OF_TENSORS.search(value)):
+            found.append(text)
+    return found
 
 
 _TRITON_SERVER = "triton_python_backend_utils"
@@ -230,7 +253,7 @@ def operator_calls(file: SourceFile) -> list[cst.Call]:
     found = []
     for call in file.tree.of_type(cst.Call):
         full = next(iter(file.tree.may_be(call.func)), "")
-        if any(full.startswith(f"{name}.") for name in OPERATORS):
+        if any(f"{full}.".startswith(f"{name}.") for name in OPERATORS):
             found.append(call)
     return found
 

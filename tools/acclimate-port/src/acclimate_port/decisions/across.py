@@ -20,12 +20,13 @@ import libcst as cst
 from acclimate_port.conditions.accepted_words import accepted_words, classes_with_words
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
+from acclimate_port.conditions.device_words import file_names
 from acclimate_port.conditions.given_away import given_to_those_who_mean_cuda
 from acclimate_port.conditions.hidden_devices import hiding
 from acclimate_port.conditions.host_answers import ends_program_if_false
-from acclimate_port.conditions.statements import leaves
+from acclimate_port.conditions.statements import later_tests, leaves
 from acclimate_port.dataflow.caches import is_cache
-from acclimate_port.dataflow.own_devices import choosing, operator_calls
+from acclimate_port.dataflow.own_devices import choosing, operator_calls, words_expected
 from acclimate_port.dataflow.receivers import LIGHTNING, given_to_others, holders_given, library_named
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device, may_take_host
@@ -51,6 +52,7 @@ from acclimate_port.decisions.symbols import (
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
+from acclimate_port.source.vendors import kinds_in
 from acclimate_port.source_file import SourceFile, cuda_name
 
 _DEVICES = (*GIVE_DEVICE, "available-choice", "communication-backend")
@@ -76,6 +78,8 @@ _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 """Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
+_TRAINERS = (*LIGHTNING, "stable_baselines3", "sb3_contrib", "catalyst")
+"""Libraries that run a program's own code on the device that they choose."""
 _BUILDERS = ("torch.utils.cpp_extension.load",)
 _KERNELS = re.compile(r"\.cu[\"']|\bcuda_sources\b")
 _ACCESSES = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
@@ -173,6 +177,7 @@ class Across:
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
         staying = (
             *(self._tests_that_stay(), self._keys(), self._given_to_others(), self._accepted()),
+            *(self._names_of_files(), self._flags_before_others()),
             *(self._code_that_stays(), self._after_checks(), self._answers_given(), self._builds()),
         )
         for symbol, place in (pair for pairs in staying for pair in pairs):
@@ -197,8 +202,9 @@ class Across:
         for index in self._device.staying(self._device.turned_off):
             for text in self._homes(index):
                 add(Symbol(Kind.CAST, text), self._all[index].root.finding.place)
-        elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in LIGHTNING]
-        for setting in (*hiding(self._file), *elsewhere, *operator_calls(self._file)):
+        elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in _TRAINERS]
+        bound = (*operator_calls(self._file), *words_expected(self._file))
+        for setting in (*hiding(self._file), *elsewhere, *bound):
             for text in self._homes_of(setting):
                 add(Symbol(Kind.PLACE, text), self._file.span(setting))
         for index in self._device.staying(self._device.exchanging)[:1]:
@@ -458,6 +464,26 @@ class Across:
                 continue
             for text in sources(file, key):
                 yield Symbol(Kind.DEVICE, text), file.span(key)
+
+    def _names_of_files(self) -> Iterator[tuple[Symbol, Span]]:
+        """The devices from other files that are a part of a file's name, which may exist for CUDA alone."""
+        for part in file_names(self._file):
+            owner = part.value if isinstance(part, cst.Attribute) and part.attr.value == "type" else part
+            if isinstance(owner, (cst.Name, cst.Attribute)):
+                texts = sources(self._file, owner)
+                yield from ((Symbol(Kind.DEVICE, text), self._file.span(part)) for text in texts)
+
+    def _flags_before_others(self) -> Iterator[tuple[Symbol, Span]]:
+        """The flags of other files beside which code has branches for other devices: ``elif on_mps: …``."""
+        later = {
+            self._file.span(one.body).start: one
+            for one in (self._file.tree.of_type(cst.If) if self._readers else ())
+            if any(kinds_in(self._file.tree.source(other.test)) for other in later_tests(self._file, one))
+        }
+        for symbol, places in self._readers if later else ():
+            decided = next((later[place.start] for place in places if place.start in later), None)
+            if decided is not None:
+                yield symbol, self._file.span(decided.test)
 
     def _accepted(self) -> Iterator[tuple[Symbol, Span]]:
         """What checks look at that accept only some names of devices, and the arguments of such classes."""

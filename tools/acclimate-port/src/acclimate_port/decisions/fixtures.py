@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from acclimate_port.decisions.symbols import MODULE, Facts
+from acclimate_port.decisions.symbols import MODULE, Facts, Kind, Symbol
+from acclimate_port.source.named_in_texts import Names, Text
 from acclimate_port.source.outline import ALL_TESTS, Outline
 
 _CONFTEST = "conftest.py"
+_TEST = re.compile(r"^test_|_test$")
+_HIDES = Symbol(Kind.PLACE, f"here:{MODULE}")
+"""Says that a module itself chooses a device, or hides those of CUDA."""
 
 
 def with_fixtures(facts: Mapping[Path, Facts]) -> Mapping[Path, Facts]:
@@ -19,6 +24,7 @@ def with_fixtures(facts: Mapping[Path, Facts]) -> Mapping[Path, Facts]:
         for path, one in facts.items()
         if path.name == _CONFTEST and one.outline.fixtures
     }
+    facts = _below_hiding(facts)
     if not given:
         return facts
     found = {**facts}
@@ -29,6 +35,23 @@ def with_fixtures(facts: Mapping[Path, Facts]) -> Mapping[Path, Facts]:
         }
         if any(taken.values()):
             found[path] = replace(one, outline=_using(one.outline, taken))
+    return found
+
+
+def _below_hiding(facts: Mapping[Path, Facts]) -> Mapping[Path, Facts]:
+    """The facts of the files, in which tests run with what the ``conftest.py`` files around them do."""
+    hiding = [path for path, one in facts.items() if path.name == _CONFTEST and _HIDES in one.stays]
+    if not hiding:
+        return facts
+    found = {**facts}
+    for path, one in facts.items():
+        texts = {
+            Text(Names.MODULE, f"{'.' * (len(path.parts) - len(other.parts) + 1)}conftest")
+            for other in hiding
+            if other != path and path.is_relative_to(other.parent) and _TEST.search(path.stem)
+        }
+        if texts:
+            found[path] = replace(one, outline=replace(one.outline, texts=one.outline.texts | texts))
     return found
 
 

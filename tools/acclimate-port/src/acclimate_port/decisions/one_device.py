@@ -16,7 +16,7 @@ import libcst as cst
 
 from acclimate_port.conditions.branches import controlled_quietly, holders_of_result
 from acclimate_port.conditions.device_tests import may_stay
-from acclimate_port.conditions.statements import decided_by
+from acclimate_port.conditions.statements import decided_by, leaves
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.symbols import Kind
 from acclimate_port.rules.base import Outcome
@@ -247,12 +247,24 @@ class OneDevice:
         if not asks_for_device(self._file, finding):
             return False
         if decided := self._decided(index):
+            if self._leaves_before_others(finding.node):
+                return False
             is_kept = any(map(self._is_known_elsewhere, holders_of_result(self._file, finding.node)))
             return not is_kept and chosen.isdisjoint(decided)
         statement = decided_by(self._file, finding.node)
         moves = self._all.counted([self._file.span(statement.body)]) if isinstance(statement, cst.If) else []
         rules = {self._all[move].finding.rule.name for move in moves}
         return finding.rule.name == "is-cuda" and rules == {"cuda-method"}
+
+    def _leaves_before_others(self, question: cst.CSTNode) -> bool:
+        """Whether a test decides, by an early ``return``, about code that is for any device."""
+        statement = decided_by(self._file, question)
+        block = self._file.tree.parent(statement) if isinstance(statement, cst.If) else None
+        if not isinstance(statement, cst.If) or block is None or not leaves(statement.body):
+            return False
+        lines = list(getattr(block, "body", ()))
+        later = lines[lines.index(statement) + 1 :] if statement in lines else []
+        return any(not self._all.counted([self._file.span(one)]) for one in later)
 
     def _tests_of_texts(self, figures: set[int], chosen: set[int]) -> Iterator[tuple[int, int]]:
         """The tests around figures, with those of the same function that decide about no code for a device.

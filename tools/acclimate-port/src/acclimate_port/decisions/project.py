@@ -35,7 +35,7 @@ _REASONS = {
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
-    Kind.GROUP: "gloo takes tensors of CUDA and of the host only, and {place} exchanges some of the device",
+    Kind.GROUP: "gloo takes tensors of CUDA and of the host only, as does MPI, and {place} exchanges some",
     Kind.KERNEL: "Apple's MPS has no kernel for a function of torch that {place} calls",
     Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
     Kind.IMPORT: "{place}, without which this file cannot be imported, needs NVIDIA's GPUs or its compiler",
@@ -65,6 +65,8 @@ _ALSO_IN_ONE_FILE = (
 """What the joins inside one file do not look for."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
 """What is followed through all functions that a program calls."""
+_LOOKS_UP = re.compile(r"(^|_)(build|create|get|make|lookup|load)(_|$)")
+"""Names of functions of other packages that look something up in a registry."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
 """Names of modules that no other imports."""
 _RUNS = "(runs)"
@@ -204,6 +206,26 @@ class Project:
             elif "." in function and REGISTERS.search(function.rpartition(".")[2]):
                 held = self._holder(path, _parted(function)[0])
                 yield from [held] if held is not None else []
+
+    @cached_property
+    def _registered_outside(self) -> dict[str, list[_Home]]:
+        """The functions and classes that are registered in another package, by the name of the package."""
+        found: dict[str, list[_Home]] = defaultdict(list)
+        for path, known in self._facts.items():
+            for name, function in known.outline.registered:
+                package, dot, rest = function.partition(".")
+                is_known = not package or package in self._modules or name not in self._placed.get(path, {})
+                if dot and not is_known and REGISTERS.search(rest.rpartition(".")[2]):
+                    found[package].append((path, name))
+        return found
+
+    def _built_outside(self, path: Path) -> Iterator[_Home]:
+        """What a file may make by a name that another package looks up: ``timm.create_model(name)``."""
+        registered = self._registered_outside
+        for full in self._facts[path].outline.uses if registered else ():
+            package = full.partition(".")[0]
+            if package in registered and _LOOKS_UP.search(full.rpartition(".")[2]):
+                yield from registered[package]
 
     def _holder(self, path: Path, text: str) -> _Home | None:
         """What a name of the project holds in an attribute: ``Tables`` of ``pkg.tables.Tables.models``."""
@@ -435,12 +457,15 @@ class Project:
     def between(self, words: Callable[[Path], set[str]]) -> list[Path]:
         """The files of which only the outline is known, that import both what edits rely on and what stays.
 
-        Files that import another library or start processes may give these what edits rely on.
+        Files that import another library or start processes may give these what edits rely on. A function
+        that gets a device may make a part of a text of it, also in a file that does not use torch.
 
         Args:
             words: gives the words of a file; those that import all names of a module may use any of these.
         """
-        relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
+        relied = [self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies]
+        given = (one for one in relied if one is not None and one[0] is Kind.DEVICE and "(" in one[1])
+        takers = {_owner(one).rpartition(":")[0] for one in given}
         stays, relied_on = (
             {_owner(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
             for found in (self._all_that_stays, relied)
@@ -450,6 +475,9 @@ class Project:
         for path, known in self._facts.items() if relied_on else ():
             symbols = (*known.relies, *known.stays, *(first for first, _ in known.implies))
             if known.outline == Outline() or any(one.kind not in _OF_VALUES for one in symbols):
+                continue
+            if str(path) in takers:
+                found.append(path)
                 continue
             uses = (full for full in known.outline.uses if full.rpartition(".")[2] in last_names)
             named = {_owner((Kind.CODE, self._name(path, f"from:{full}"))) for full in uses}
@@ -644,7 +672,7 @@ class Project:
             held += [(file, one) for one in self._placed.get(file, {})] if name == MODULE else [(file, name)]
         for file in self._imported_whole(path) if not gives_on else ():
             held += [(file, name) for name in self._placed.get(file, {})]
-        held += self._given_on(path) if not gives_on else []
+        held += [*self._given_on(path), *self._built_outside(path)] if not gives_on else []
         for file, name in dict.fromkeys(held):
             for kind, is_cause in self._staying(file, name):
                 program: _Known = (kind, f"{path}:")

@@ -34,6 +34,7 @@ from acclimate_port.source.settings_files import (
     chosen_by,
     devices_given,
     named_by,
+    options_said,
     read_all,
     read_named,
     yaml_lines,
@@ -118,7 +119,10 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    settings = replace(settings, survey=joined(surveys).resolved())
+    known = joined(surveys).with_folders(paths).resolved()
+    if known.device_options:  # a user who follows these names a device that a guard replaces
+        known = replace(known, device_options=known.device_options - options_said(paths))
+    settings = replace(settings, survey=known)
     looks = _Looks()
     with _without_collector():
         for result in _port_each(dict.fromkeys(hopeful, settings), jobs, looks):

@@ -96,10 +96,11 @@ def _cell(tree: Tree, line: _Line) -> int:
 
 
 def _import_lines(tree: Tree) -> list[_Line]:
-    """The imports before the module's first definition."""
+    """The imports before the module's first definition; in a notebook, those of all cells."""
     found: list[_Line] = []
     for statement in tree.module.body:
-        if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and found:
+        is_definition = isinstance(statement, (cst.FunctionDef, cst.ClassDef))
+        if is_definition and found and not tree.is_notebook:
             break
         if not isinstance(statement, cst.SimpleStatementLine):
             continue

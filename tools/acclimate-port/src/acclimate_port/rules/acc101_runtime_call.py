@@ -19,8 +19,9 @@ from acclimate_port.conditions.cuda_only import (
     returns_word,
     word_of_library,
 )
-from acclimate_port.conditions.device_counts import divides
+from acclimate_port.conditions.device_counts import divides, ends_without
 from acclimate_port.conditions.given_away import reason_against_giving
+from acclimate_port.conditions.guarded_settings import setting_guarded
 from acclimate_port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
@@ -31,6 +32,7 @@ from acclimate_port.conditions.host_answers import (
 from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.proofs import compares_device, names_cuda, whole_value
 from acclimate_port.conditions.statements import whole_condition
+from acclimate_port.dataflow.own_devices import bound_elsewhere
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
@@ -43,6 +45,7 @@ from acclimate_port.source.tree import (
     child_nodes,
     has_unpacking,
     last_name,
+    positional,
     string_value,
     walk,
 )
@@ -283,6 +286,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         figures = _figures(file, node, name) if isinstance(file.target, TorchTarget) else ()
         if any(divides(file, figure) for figure in figures):
             return "torch lacks this figure for MPS, and 0 in its place is a divisor"
+        if name in ("Event", "Stream") and positional(node):
+            return "the classes of other accelerators take these arguments by their names"
         if name in FIGURES and _is_in_test(file, node):
             return "a test expects this figure of CUDA's allocator; others may free memory later"
         if name.startswith("set_rng_state") and _is_loaded(file, node):
@@ -298,6 +303,10 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         is_number = name in ("device", "set_device") and isinstance(file.target, AcclimateTarget)
         if is_number and node.args and _may_be_negative(file, node.args[0].value):
             return "for torch.cuda a negative number changes nothing, and it is no device of an accelerator"
+        if name == "is_available" and ends_without(file, node) and (reason := bound_elsewhere(file, node)):
+            return reason
+        if name == "is_available" and (setting := setting_guarded(file, node)):
+            return f"`{setting}` may name a device of CUDA where there is none, which is not ported"
         if name == "is_available" and decides_location(file, node):
             return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
         return ""

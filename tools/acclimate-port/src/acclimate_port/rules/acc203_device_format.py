@@ -12,7 +12,7 @@ from acclimate_port.new_code.edits import Part
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.acc201_device_string import report_device
 from acclimate_port.rules.base import DEVICE_FORM, IMPORTS, WITH_HELPER, Example, Finding, Rule
-from acclimate_port.source.tree import Span, called_name, string_value
+from acclimate_port.source.tree import Span, called_name, dotted, keyword, string_value
 from acclimate_port.source_file import SourceFile
 
 
@@ -76,6 +76,11 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
         finding = report_device(self, file, node, place, *loadable(file, node, *parts))
         if finding is not None:
             finding.claims = (*finding.claims, *literal)
+            if finding.safe and file.is_guarded(node) and _is_of_later_device(file, index):
+                finding.safe, finding.reason = (
+                    False,
+                    "its default is the number of a device that may not be there",
+                )
         return finding
 
     def _parts(
@@ -114,6 +119,16 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
         start = place.start + len(prefix) + len(quote) + len("cuda")
         text = f"{open_}{file.target.device_type} + {prefix}{quote}"
         return (Span(whole.start, place.start), text, Span(start, whole.end), close)
+
+
+def _is_of_later_device(file: SourceFile, index: Span) -> bool:
+    """Whether the number of a device is an option whose default is not the first device: ``default=6``."""
+    name = file.tree.source(index).strip().rpartition(".")[2]
+    defaults = (keyword(call, "default") for call in file.options.get(name, ()))
+    values = (one.value for one in defaults if one is not None)
+    return any(
+        (dotted(one) or file.tree.source(one)).strip("\"'") not in ("0", "None", "-1") for one in values
+    )
 
 
 def _formatted(node: cst.CSTNode) -> tuple[cst.CSTNode, cst.CSTNode] | None:

@@ -142,6 +142,8 @@ decorator in a class, which runs at import and makes the program choose the acce
         """``torch.cuda.amp.autocast(…)``."""
         target = file.target
         off, unsafe = _off_on_host(file, node, plain, _ENABLED.get(plain))
+        if plain == "autocast" and file.survey.casts_to_others and not _has_dtype(node):
+            unsafe = unsafe or "it means float16; inside another autocast the new one takes the type of that"
         if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
             function = replace(file.span(node.func), f"{target.accelerator}.amp.{plain}")
             return self.convert(file, node, function, *off, unsafe=unsafe, claims=(node.func,))
@@ -297,3 +299,7 @@ def _is_asked_for(file: SourceFile, module: cst.CSTNode) -> bool:
         return False
     is_compared = isinstance(file.tree.parent(given.call), cst.Comparison)
     return given.name == "hasattr" or (given.name == "getattr" and is_compared)
+
+
+def _has_dtype(call: cst.Call) -> bool:
+    return keyword(call, "dtype") is not None or len(positional(call)) > 1 or has_unpacking(call)

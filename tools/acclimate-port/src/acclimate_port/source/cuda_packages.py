@@ -75,9 +75,11 @@ OPERATORS = (
         "pykeops",
     ),
     *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin", "nvidia.dali"),
+    *("natten", "k2", "torchaudio.functional.forced_align", "torchaudio.functional.rnnt_loss"),
+    *("torchaudio.transforms.RNNTLoss", "torchaudio.models.decoder"),
     *("horovod", "warpctc_pytorch", "warprnnt_pytorch", "spatial_correlation_sampler", "inplace_abn"),
 )
-"""Packages whose operators run on a CPU and with CUDA, and nowhere else."""
+"""Packages, and functions of packages, that run on a CPU and with CUDA, and nowhere else."""
 NEEDED = {
     *(name for name in CUDA_PACKAGES if name not in ("selective_scan", "rotary_emb", "dropout_layer_norm")),
     *("bitsandbytes", "pycuda", "tensorrt", "torch_tensorrt", "MinkowskiEngine", "spconv", "torchsparse"),

@@ -15,23 +15,49 @@ from acclimate_port.source.tree import last_python_name, module_of, python_nodes
 
 MODULE = "<module>"
 _USES = re.compile(
-    r"cpp_extension|\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
+    r"cpp_extension|\bctypes\b|\bcffi\b|\bmpi4py\b|dlpack\b|\bas_cuda_array\b|\bfrom_torch\(|\brpc\b|\bsdpa?_kernel\("
+    r"|\bProcessPoolExecutor\(|\bshare_memory_?\(|\bProcess\(|\bspawn\(|\.(?:put|send)\(|Dataset\b|[\"']cpu[\"']|\bis_cpu\b"
 )
 _USES_WORDS = (
     *("cpp_extension", "share_memory", "Process(", "spawn(", ".put(", ".send(", "Dataset", "is_cpu"),
-    *('"cpu"', "'cpu'"),
+    *('"cpu"', "'cpu'", "ctypes", "cffi", "mpi4py", "dlpack", "as_cuda_array", "from_torch(", "rpc"),
+    *("sdp_kernel(", "sdpa_kernel(", "ProcessPoolExecutor("),
 )
 """One of these is in each text that the pattern finds; looking for them takes a tenth of its time."""
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
 _SETTINGS = re.compile(r"config|default", re.IGNORECASE)
 _SPAWNS = re.compile(r"[\"'](?:spawn|forkserver)[\"']")
+_STARTS_PROCESSES = re.compile(r"[\"'](?:spawn|forkserver)[\"']|\bProcessPoolExecutor\(")
 _QUEUE = re.compile(r"queue|pipe|conn|(^|_)q$|pool", re.IGNORECASE)
 _SEND = {"share_memory", "share_memory_", "put", "send", "spawn", "Process"}
 _NUMBERS = re.compile(r"(float|double|half|bfloat16|u?int|long|short|bool|byte|complex)\d*$|dtype")
 _HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVE = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_POOLS = {
+    "map",
+    "submit",
+    "imap",
+    "imap_unordered",
+    "starmap",
+    "apply",
+    "map_async",
+    "apply_async",
+    "starmap_async",
+}
+_FOREIGN_CODE = re.compile(r"^[ \t]*(?:import|from)[ \t]+(?:ctypes|cffi)\b", re.M)
+_MEMORY = ("data_ptr", "__cuda_array_interface__")
+_TAKE_TENSORS = {"from_dlpack", "as_cuda_array", "from_torch"}
+"""Functions of other libraries whose argument is a tensor of torch's."""
+_SEND_BY_RPC = {"rpc_sync", "rpc_async", "remote"}
+_SEND_BY_MPI = {
+    *("Allreduce", "Allgather", "Alltoall", "Bcast", "Gather", "Scatter", "Reduce", "Send", "Recv", "Isend"),
+    *("Irecv", "Sendrecv"),
+}
+"""Methods of mpi4py that take memory; those in small letters take any object."""
+_CHOOSE_KERNELS = {"sdp_kernel", "sdpa_kernel"}
+_KERNELS_OF_CUDA = {"FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"}
 _KEEP = {
     "detach",
     "clone",
@@ -66,6 +92,7 @@ def given_to_cuda(
         return {}
     natives = _natives(module, extensions) if "cpu" in text else set()
     is_parallel = "multiprocessing" in text
+    workers = _run_by_workers(module) if _STARTS_PROCESSES.search(text) else None
     found = _built_at_import(module)
     for statement in module.body:
         home = statement.name if isinstance(statement, _HOMES) else MODULE
@@ -74,6 +101,9 @@ def given_to_cuda(
             lines += _sent(module if home is MODULE else statement, statement, bool(_SPAWNS.search(text)))
         if by_workers and isinstance(statement, ast.ClassDef):
             lines += _held_by_dataset(statement)
+        if workers is not None:
+            lines += _given_by_worker(statement, workers)
+        lines += _taken_by_others(module if home is MODULE else statement, statement, text)
         if lines:
             found.setdefault(home, min(lines))
     return found
@@ -245,6 +275,78 @@ def _is_move(value: ast.AST) -> bool:
     given = [*value.args[:1], *(one.value for one in value.keywords if one.arg == "device")]
     is_named = bool(given) and not _names_host(given[0]) and not _NUMBERS.search(last_python_name(given[0]))
     return value.func.attr == "to" and is_named
+
+
+def _run_by_workers(module: ast.Module) -> set[str]:
+    """The functions that new processes run and whose results they send: of pools, and of loaders."""
+    found: set[str] = set()
+    for call in (one for one in python_nodes(module) if isinstance(one, ast.Call)):
+        given = [one.value for one in call.keywords if one.arg == "collate_fn"]
+        if last_python_name(call.func) in _POOLS and isinstance(call.func, ast.Attribute):
+            given += call.args[:1]
+        found |= {last_python_name(one) for one in given}
+    return found - {""}
+
+
+def _given_by_worker(statement: ast.AST, workers: set[str]) -> Iterator[int]:
+    """The lines that move what a new process sends back: an item of a dataset, the result of a function."""
+    functions = [statement] if isinstance(statement, _FUNCTIONS) and statement.name in workers else []
+    if isinstance(statement, ast.ClassDef):
+        is_data = any(last_python_name(base).endswith("Dataset") for base in statement.bases)
+        names = workers | ({"__getitem__", "__iter__"} if is_data else set())
+        functions += [one for one in statement.body if isinstance(one, _FUNCTIONS) and one.name in names]
+    for function in functions:
+        moved = _moved(function)
+        for node in python_nodes(function):
+            if isinstance(node, (ast.Return, ast.Yield)):
+                parts = python_nodes(node.value) if node.value is not None else []
+                is_moved = any(isinstance(one, ast.expr) and _is_moved(one, moved) for one in parts)
+                yield from [node.lineno] if is_moved else []
+
+
+# -- other libraries -----------------------------------------------------------------------------------
+
+
+def _taken_by_others(scope: ast.AST, statement: ast.AST, text: str) -> Iterator[int]:
+    """The lines in which code that knows no other accelerators gets the memory of tensors, or a tensor."""
+    nodes = python_nodes(statement)
+    if "data_ptr" in text and _FOREIGN_CODE.search(text):
+        compared = {id(one) for node in nodes if isinstance(node, ast.Compare) for one in python_nodes(node)}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and node.attr in _MEMORY and id(node) not in compared:
+                is_on_host = isinstance(node.value, ast.Call) and last_python_name(node.value.func) == "cpu"
+                yield from [] if is_on_host else [node.lineno]
+    for call in (one for one in nodes if isinstance(one, ast.Call)):
+        name = last_python_name(call.func)
+        owner = _text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        is_torch = owner.partition(".")[0] == "torch"
+        is_taking = name in _TAKE_TENSORS and not is_torch and (owner or _imports_of_others(text, name))
+        if is_taking or (name in _CHOOSE_KERNELS and _is_without_math(call)):
+            yield call.lineno
+        elif name in _SEND_BY_RPC and "rpc" in text:
+            given = next((one.value for one in call.keywords if one.arg == "args"), None)
+            elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
+            yield from [call.lineno] if any(_is_moved(one, _moved(scope)) for one in elements) else []
+        elif name in _SEND_BY_MPI and "mpi4py" in text and owner:
+            given_all = [part for one in call.args for part in (getattr(one, "elts", [one]))]
+            yield from [call.lineno] if any(_is_moved(one, _moved(scope)) for one in given_all) else []
+
+
+def _imports_of_others(text: str, name: str) -> bool:
+    """Whether a file imports a function from another library than torch."""
+    return (
+        re.search(rf"^[ \t]*from[ \t]+(?!torch\b)[\w.]+[ \t]+import\b[^\n]*\b{name}\b", text, re.M)
+        is not None
+    )
+
+
+def _is_without_math(call: ast.Call) -> bool:
+    """Whether attention may not be computed in the way that each device has."""
+    words = {one.arg: getattr(one.value, "value", None) for one in call.keywords}
+    if last_python_name(call.func) == "sdp_kernel":
+        return words.get("enable_math", True) is False
+    said = {one.attr for one in python_nodes(call) if isinstance(one, ast.Attribute)}
+    return bool(said & _KERNELS_OF_CUDA) and "MATH" not in said
 
 
 def _held_by_dataset(owner: ast.ClassDef) -> Iterator[int]:

@@ -143,8 +143,13 @@ class Float64:
 GAMES = "any:(game)"
 """The symbol of what the games of a program give."""
 BATCHES = "any:(batch)"
+VALUES = "any:(value of a batch)"
+"""A sample whose values may be numbers of Python, of which a loader makes float64."""
 """The symbol of what the data sets of a program give."""
 _OF_SYMBOLS = {GAME: GAMES, BATCH: BATCHES}
+_JOIN = ("concatenate", "stack", "vstack", "hstack", "column_stack")
+_GIVES_BATCHES = re.compile(r"Loader$|^(enumerate|tqdm|trange|iter|list|zip|prepare)$")
+"""Functions that give the batches of a dataset, or of a loader."""
 _LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
 """What a loop over batches goes over."""
 
@@ -224,7 +229,9 @@ class _Reader:
         elif isinstance(node, (ast.AugAssign, ast.For, ast.comprehension)):
             self._bind_target(node.target, node, -1)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            self._bind_target(node.optional_vars, None, -1)
+            called = node.context_expr
+            is_shown = isinstance(called, ast.Call) and _dotted(called.func).rpartition(".")[2] == "tqdm"
+            self._bind_target(node.optional_vars, called if is_shown else None, -1)
 
     def _bind_target(self, target: ast.AST, value: ast.AST | None, part: int) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -555,7 +562,9 @@ class _Reader:
                 found |= self._result(given, part) if part >= 0 and isinstance(given, ast.Call) else _NONE
             return found
         if isinstance(node, ast.For):
-            return frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
+            batches = frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
+            made = self._made_for(node.iter, depth)
+            return batches.union(*(self._tensor(one, depth) for one in made))
         if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return _NONE
@@ -653,6 +662,8 @@ class _Reader:
                     on_device.setdefault(home, node.lineno)
                 if BATCH in found:
                     of_batches.setdefault(home, node.lineno)
+                    if self._is_cast(node):
+                        taken[VALUES, home] = None
                 for text in sorted(found - {SURE, SCALAR}):
                     taken[_OF_SYMBOLS.get(text, text), home] = None
         if plays:
@@ -719,6 +730,27 @@ class _Reader:
             ):
                 given.setdefault(BATCHES, getattr(value, "lineno", owner.lineno))
 
+        self._values_of_samples(owner, given)
+
+    def _values_of_samples(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
+        """Notes what a data set or a transform takes as it is from a record: ``item["scores"]["total"]``."""
+        for method in owner.body:
+            if not isinstance(method, ast.FunctionDef) or method.name not in ("__getitem__", "__call__"):
+                continue
+            for sample in (one for one in python_nodes(method) if isinstance(one, ast.Dict)):
+                for value in sample.values:
+                    if isinstance(value, ast.Subscript) and _is_text(value.slice):
+                        given.setdefault(VALUES, value.lineno)
+
+    def _is_cast(self, move: ast.AST) -> bool:
+        """Whether a tensor becomes float32 after it is moved, and so may be anything before."""
+        method = self._around.get(id(move))
+        call = self._around.get(id(method)) if isinstance(method, ast.Attribute) else None
+        if not isinstance(method, ast.Attribute) or not isinstance(call, ast.Call):
+            return False
+        is_typed = method.attr in ("to", "type") and _is_narrow(self._source(call).rpartition("(")[2])
+        return method.attr == "float" or is_typed
+
     def _brought(self, call: ast.Call) -> Evidence:
         """Why a call brings numbers of 64 bits to a device; nothing if it does not."""
         full, sure = self._full(call.func), frozenset({SURE})
@@ -741,6 +773,8 @@ class _Reader:
             return self._tensor_of_call(call, _DEPTH) if full.startswith("torch.") else _NONE
         if method in ("to", "cuda") and held is not None and self._moves(call, method):
             found = self._tensor(held) | self._tensor(call)
+            if self._is_cast(call) and self._may_be_wide(held):
+                return found | sure
             return found | sure if self._is_of_unknown_array(held) and self._makes_wide_arrays else found
         if method == "register_buffer" and len(call.args) > 1:
             return self._tensor(call.args[1])
@@ -779,6 +813,39 @@ class _Reader:
             and isinstance(node.func, ast.Attribute)
             and self._is_of_unknown_array(node.func.value, depth - 1)
         )
+
+    def _may_be_wide(self, node: ast.AST | None) -> bool:
+        """Whether a batch is of arrays whose dtype the module does not show.
+
+        Asked where the batch becomes float32 after it is moved, so that its author expects numpy's default.
+        """
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        held = self._bindings(node) if isinstance(node, ast.Name) else ()
+        loops = [value for _, value, _ in held if isinstance(value, ast.For)]
+        for made in (one for loop in loops for one in self._made_for(loop.iter, 6)):
+            if isinstance(made, ast.Call) and self._full(made.func) == "torch.from_numpy" and made.args:
+                array = made.args[0]
+                is_joined = isinstance(array, ast.Call) and _dotted(array.func).rpartition(".")[2] in _JOIN
+                array = array.args[0] if is_joined and isinstance(array, ast.Call) and array.args else array
+                if self._is_unknown_array(array):
+                    return True
+        return False
+
+    def _made_for(self, node: ast.AST | None, depth: int) -> list[ast.expr]:
+        """The tensors of the dataset whose batches a loop gets."""
+        if node is None or not depth:
+            return []
+        if isinstance(node, ast.Name):
+            held = (value for _, value, part in self._bindings(node) if part < 0)
+            return [one for value in held for one in self._made_for(value, depth - 1)]
+        if not isinstance(node, ast.Call):
+            return []
+        name = _dotted(node.func).rpartition(".")[2]
+        if name == "TensorDataset":
+            return node.args
+        dataset = node.args[0] if node.args else _word(node, "dataset")
+        return self._made_for(dataset, depth - 1) if _GIVES_BATCHES.search(name) else []
 
     def _is_unknown_array(self, node: ast.AST) -> bool:
         """Whether an array is a parameter, an attribute or a function's result of which no dtype is seen."""
@@ -985,6 +1052,10 @@ def _is_float(node: ast.AST) -> bool:
         return _is_float(node.left) or _is_float(node.right) or isinstance(node.op, ast.Div)
     is_call = isinstance(node, ast.Call) and _dotted(node.func) == "float"
     return is_call or (isinstance(node, ast.Constant) and isinstance(node.value, float))
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _is_number(node: ast.AST) -> bool:

@@ -81,6 +81,7 @@ _FILE_WORDS = (
     "LazyConfig.load(",
 )
 """One of these is in each text that the pattern finds."""
+_CHOOSES = re.compile(r"cuda|device|gpu", re.IGNORECASE)
 _IMPORT = re.compile(r"\s*(?:from|import)\s+([\w.*]+)")
 _FINDS_PLUGINS = re.compile(r"\b(?:iter_)?entry_points\(|\bstevedore\b")
 _POINT = re.compile(
@@ -192,6 +193,16 @@ class NamedInTexts:
     def _nodes(self) -> list[ast.AST]:
         return python_nodes(self._module)
 
+    @cached_property
+    def _bound(self) -> dict[str, list[ast.expr]]:
+        """The values that names of the file are given."""
+        found: dict[str, list[ast.expr]] = defaultdict(list)
+        for node in self._nodes:
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                if isinstance(target, ast.Name) and isinstance(node, ast.Assign):
+                    found[target.id].append(node.value)
+        return found
+
     def _line(self, at: int) -> int:
         if not self._starts:
             self._starts = [0, *(found.end() for found in re.finditer("\n", self._text))]
@@ -242,9 +253,10 @@ class NamedInTexts:
             is_runner = name in _RUN_FILES or (name, owner) == ("load", "LazyConfig")
             is_runner = is_runner or (name == "fromfile" and owner.endswith("Config"))
             if name == "exec" and isinstance(node.func, ast.Name):
-                said = _texts(node.args[0], {}, _DEEPEST)
-                found = [_IMPORT.match(one) for one in said]
-                yield from ((node.lineno, Text(Names.MODULE, one[1])) for one in found if one is not None)
+                found = [_IMPORT.match(one) for one in _texts(node.args[0], self._bound, _DEEPEST)]
+                # A module that has nothing to do with devices takes one of several that choose their own.
+                for one in found if _CHOOSES.search(self._text) else ():
+                    yield from [(node.lineno, Text(Names.MODULE, one[1]))] if one is not None else []
                 is_runner = not any(found)
             if is_runner and not any(_SCRIPT.search(text) for text in _constants(node)):
                 yield node.lineno, Text(Names.FILE, _UNKNOWN)

@@ -25,6 +25,9 @@ _NO_NAME = re.compile(
     r"^(torch|numpy|transformers)\.|\.(py|pth?|ckpt|bin|json|ya?ml|txt|csv|np[yz]|png|jpe?g|md|log|pkl|gz|zip)$"
 )
 """Texts with dots that name nothing of a project."""
+_SAID = re.compile(rb"--?([\w-]*device[\w-]*)[ \t=]+[\"']?cuda")
+_COMMANDS = (".sh", ".bash", ".md", ".rst")
+"""Files with command lines."""
 _MOST_FILES = 3_000
 _UNREAD = {"node_modules", "__pycache__", "site-packages", "venv"}
 _LARGEST = 1_000_000
@@ -65,19 +68,30 @@ def named_by(text: str) -> Iterator[Text]:
 
 def read_all(paths: Iterable[Path]) -> dict[Path, str]:
     """All files of settings beside the files of a project and below, with their texts."""
+    return {path: path.read_text(errors="replace") for path in _files_below(paths, SUFFIXES)}
+
+
+def options_said(paths: Iterable[Path]) -> frozenset[str]:
+    """The options that command lines in scripts and pages of a project set to a device of CUDA."""
+    texts = (path.read_bytes() for path in _files_below(paths, _COMMANDS))
+    return frozenset(one.decode().replace("-", "_") for text in texts for one in _SAID.findall(text))
+
+
+def _files_below(paths: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """The small files with some suffixes in the folder that holds all files of a project, and below."""
     parents = [one.parent for one in paths]
+    if not parents:
+        return
     is_mixed = len({one.is_absolute() for one in parents}) > 1
     root = os.path.commonpath([os.path.abspath(one) if is_mixed else one for one in parents])
-    found: dict[Path, str] = {}
+    count = 0
     for where, folders, names in os.walk(root or "."):
         folders[:] = sorted(one for one in folders if not one.startswith(".") and one not in _UNREAD)
         for name in sorted(names):
             path = Path(where, name)
-            if path.suffix in SUFFIXES and _is_small_file(path):
-                found[path] = path.read_text(errors="replace")
-            if len(found) == _MOST_FILES:
-                return found
-    return found
+            if path.suffix in suffixes and count < _MOST_FILES and _is_small_file(path):
+                count += 1
+                yield path
 
 
 def nearest(path: Path, name: str) -> Iterator[Path]:

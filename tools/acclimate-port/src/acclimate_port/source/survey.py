@@ -71,9 +71,10 @@ _MOCKS = re.compile(
 """How tests replace a function of torch.cuda: ``mock.patch("pkg.mod.torch.cuda.is_available")``."""
 _REPLACE = re.compile(rb"\bpatch\b|\bmonkeypatch\b|\bmocker\b")
 _HAS_WORKERS = re.compile(rb"\bnum_workers\s*=\s*(?!0\b)[\w(]")
-_GROUPS_ON_HOST = re.compile(rb"""["']gloo["']|\binit_process_group\(\s*\)""")
+_GROUPS_ON_HOST = re.compile(rb"""["'](?:gloo|mpi)["']|\binit_process_group\(\s*\)""")
 _NAMES_GLOO = re.compile(
-    rb"""\binit_process_group\([^()]*["']gloo["']|\b\w+["']?\s*(?:=|,\s*(?:type=str,\s*)?default=)\s*["']gloo["']"""
+    rb"""\binit_process_group\([^()]*["'](?:gloo|mpi)["']"""
+    rb"""|\b\w+["']?\s*(?:=|,\s*(?:type=str,\s*)?default=)\s*["'](?:gloo|mpi)["']"""
 )
 _CHOOSES_BACKEND = re.compile(
     rb"""["'](?:\w+:)?nccl\b|communication_backend_name|get_default_backend_for_device"""
@@ -96,6 +97,18 @@ _FUNCTION = re.compile(rb"^[ \t]*def[ \t]+(\w+)[ \t]*\(([^)]*)", re.M)
 _BRACKETS = re.compile(rb"\[[^\[\]]*\]")
 _DEVICE_PARAMETER = re.compile(rb"^\s*(?:torch_)?device\b")
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
+_CASTS_TO_OTHERS = re.compile(
+    rb"autocast\([^()\n]*(?:\([^()]*\)[^()\n]*)*\bdtype[ \t]*=[ \t]*(?!torch\.(?:float16|half)\b)"
+)
+_PARTS = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)\.(\w+)", re.M)
+_DEVICE_OPTION = re.compile(
+    rb"""add_argument\(\s*(?:["']-\w["'],\s*)?["']-*([\w-]+)["'][^()]*\bdefault\s*=[^\n]*["']cuda"""
+)
+_DEVICE_SETTING = re.compile(
+    rb"""^[ \t]*(?!self\.)(?:\w+\.)+(\w+)[ \t]*=[ \t]*[^\n]{0,40}["']cuda(?::\d+)?["']"""
+    rb"""|^[ \t]+(\w+)[ \t]*:[ \t]*[\w.\[\]| ]+=[ \t]*[^\n]{0,40}["']cuda(?::\d+)?["']""",
+    re.M,
+)
 _IMPORT_OF_PACKAGE = re.compile(
     rb"^([ \t]+)(?:from|import)[ \t]+(?:"
     + "|".join(sorted(KERNEL_PACKAGES | CUDA_PACKAGES)).encode()
@@ -196,6 +209,15 @@ class Survey:
     extensions_of_cuda: frozenset[str] = frozenset()
     """Those of the extensions that can be built with CUDA alone."""
 
+    device_options: frozenset[str] = frozenset()
+    """Options and settings whose default, in a file of Python, names a device of CUDA."""
+
+    casts_to_others: bool = False
+    """Whether a file turns on an autocast to another type than float16."""
+
+    imported_from: frozenset[tuple[str, str]] = frozenset()
+    """The first two parts of the names of imported modules: ``openchem`` and ``models``."""
+
     resources: frozenset[str] = frozenset()
     """The names by which files tell a scheduler such as Ray of GPUs, and where their values come from."""
 
@@ -219,6 +241,15 @@ class Survey:
         package, _, name = full_name.rpartition(".")
         is_own = full_name.startswith(".") or not self.modules.isdisjoint(package.split("."))
         return is_own and name in self._module_classes
+
+    def with_folders(self, paths: Sequence[Path]) -> Survey:
+        """These facts, of whose modules some are packages of folders alone, without ``__init__.py``."""
+        shared = set(paths[0].parents).intersection(*(path.parents for path in paths)) if paths else set()
+        folders = {one for path in paths for one in path.parents} - shared
+        held = {path.with_suffix("") for path in paths} | folders
+        pairs = {(one.parent.name, one.name) for one in held if one.parent in folders}
+        packages = {first for first, _ in self.imported_from & pairs}
+        return replace(self, modules=self.modules | packages, imported_from=frozenset())
 
     def resolved(self) -> Survey:
         """These facts with the modules alone of all classes, which is less to give to each process."""
@@ -290,11 +321,18 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         _GROUPS_ON_HOST.search(source) is not None,
-        bool(b"gloo" in source and _NAMES_GLOO.search(source) and not _CHOOSES_BACKEND.search(source)),
+        bool(
+            (b"gloo" in source or b"mpi" in source)
+            and _NAMES_GLOO.search(source)
+            and not _CHOOSES_BACKEND.search(source)
+        ),
         frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
         frozenset(name for name, needs_cuda in built if needs_cuda),
+        frozenset(_device_options(source)),
+        b"autocast" in source and _CASTS_TO_OTHERS.search(source) is not None,
+        frozenset((one[1].decode(), one[2].decode()) for one in _PARTS.finditer(source)),
         resources_given(source),
     )
 
@@ -479,6 +517,13 @@ def _compiled(source: bytes) -> Iterator[str]:
         for name in _NAME.findall(statement[3]):
             if re.search(rb"\b" + name + rb"\(", source):
                 yield name.decode()
+
+
+def _device_options(source: bytes) -> Iterator[str]:
+    """The options and settings that name a device of CUDA unless a user says something else."""
+    if b"cuda" in source:
+        yield from (found[1].decode().replace("-", "_") for found in _DEVICE_OPTION.finditer(source))
+        yield from ((found[1] or found[2]).decode() for found in _DEVICE_SETTING.finditer(source))
 
 
 def _makers(source: bytes, path: Path) -> Iterator[Path]:
