@@ -88,7 +88,7 @@ class Streams(Devices):
         return self._stream_class("Event") or self._stand_ins[1]
 
     def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
-        """A context manager that queues work on ``stream``; ``None`` changes nothing.
+        """A context manager: work is queued on ``stream``, whose device is current. ``None`` changes nothing.
 
         Delegates to: ``torch.<device>.stream``, else the stream's own context manager.
         CPU: work runs immediately.

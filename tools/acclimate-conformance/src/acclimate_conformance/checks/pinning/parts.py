@@ -56,11 +56,24 @@ def copies_of_parts(accelerator: Accelerator) -> None:
             into.copy_(source, non_blocking=non_blocking)
             target = accelerator.pin_empty(6, 8, dtype=torch.float32).fill_(-1)
             part(target).copy_(there * 2, non_blocking=non_blocking)
+            # The same part of a tensor of the device, from and to whole pinned memory.
+            whole = accelerator.pin_empty(*source.shape, dtype=dtype).fill_(0)
+            whole.copy_(part(numbers.to(name, dtype)), non_blocking=non_blocking)
+            own = torch.zeros(6, 8, dtype=dtype, device=name)
+            part(own).copy_(
+                accelerator.pin_memory(part(numbers).to(dtype).contiguous()), non_blocking=non_blocking
+            )
             accelerator.synchronize(name)
             told = f"{what} of pinned memory in {short(dtype)} with non_blocking={non_blocking}"
             for how, found in (("to()", there), ("copy_()", into)):
                 require(
                     equal(found, part(numbers).to(dtype)), f"{how} of {told} gives other numbers on {name}"
+                )
+            for how, found in (("from", whole), ("to", part(own))):
+                require(
+                    equal(found, part(numbers).to(dtype)),
+                    f"copy_() {how} {what} of a tensor on {name} in {short(dtype)} with "
+                    f"non_blocking={non_blocking}, between it and pinned memory, gives other numbers",
                 )
             wanted = torch.full((6, 8), -1.0)
             part(wanted).copy_(part(numbers) * 2)

@@ -94,7 +94,8 @@ def _require_idle_is_told(accelerator: Accelerator, work: Work) -> None:
 
 @check(
     "stream", "Stream", "current_stream", "current_device", "set_stream",
-    promise="A stream of a device that is not current can be entered, and its device's work then runs on it.",
+    promise="A stream of a device that is not current can be entered; its device is then current, and its "
+    "work runs on the stream.",
 )  # fmt: skip
 def streams_of_other_devices(accelerator: Accelerator) -> None:
     require_streams(accelerator)
@@ -109,6 +110,11 @@ def streams_of_other_devices(accelerator: Accelerator) -> None:
                 require(
                     found == side,
                     f"stream(s), s of {name}, entered on device {here}: current_stream({there}) is {found}",
+                )
+                now = accelerator.current_device()
+                require(
+                    now == there,
+                    f"stream(s) with a stream of {name}, entered on device {here}: device {now} is current",
                 )
                 if here != there:
                     require(
