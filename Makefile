@@ -16,7 +16,7 @@ TORCH  ?= torch
 # Many tests wait for processes, so there are more workers than cores: two for each of few, at most eight.
 # Three for each took as long: 449 s against 438 s on two cores.
 # A file's tests run in one worker, as they share what is costly to make (tests/run_in_parallel.py).
-WORKERS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 4 ? 8 : 2 * n)))
+WORKERS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 5 ? 8 : n + n / 2)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The longest test takes 30 s beside others. One that hangs fails after five minutes and shows where; if native
 # code holds it, its process ends after 16 minutes, and another one goes on with the next test.
