@@ -13,8 +13,8 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --no-compile 
 # Without a GPU: make demo TORCH="torch --index-url https://download.pytorch.org/whl/cpu", as PyTorch documents.
 TORCH  ?= torch
 
-# Many tests wait for processes, so there are more workers than cores: two for each of few, at most eight.
-# Three for each took as long: 449 s against 438 s on two cores.
+# Some tests wait for processes, so there are more workers than cores: half as many again, at most eight. On two
+# cores three take 287 s and four 296 to 317 s, since every worker imports torch and transformers.
 # A file's tests run in one worker, as they share what is costly to make (tests/run_in_parallel.py).
 WORKERS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 5 ? 8 : n + n / 2)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
