@@ -42,9 +42,6 @@ device, so `--to torch` leaves the code."""
             )
         if name in ("nvtx.range_push", "nvtx.range_pop"):
             return self.becomes(file, node, f"{file.target.accelerator}.{name.removeprefix('nvtx.')}")
-        call = file.tree.parent(node)
-        if name == "nvtx.range" and isinstance(call, cst.Call) and len(call.args) > 1:
-            return self.left(file, node, "acclimate's ranges take a message alone, and format none")
         if name == "nvtx.range" and not file.target.of_deepspeed:
             return self.becomes(file, node, f"{file.target.accelerator}.nvtx.range")
         return self.left(file, node, f"torch.cuda.{name} is CUDA's own; no other accelerator has it")
