@@ -24,9 +24,8 @@ def ranked(results: list[Result]) -> list[Result]:
         for change, weight in zip(result.changes, result.weights, strict=True)
         if weight >= _PROOF
     }
-    spoken: dict[str, float] = defaultdict(
-        float
-    )  # how much speaks for a name in all checks, in each at most as much as its text
+    # How much speaks for a name in all checks: in each at most as much as a text that names it.
+    spoken: dict[str, float] = defaultdict(float)
     for result in results:
         for change, weight in zip(result.changes, result.weights, strict=True):
             spoken[_name(change)] += min(weight, 1.0)

@@ -41,20 +41,23 @@ def _sides(file: SourceFile, question: cst.CSTNode) -> Iterator[tuple[cst.CSTNod
         sides = (decided.body, decided.orelse)
         yield (sides[1], sides[0]) if is_negated else sides
     elif isinstance(decided, cst.If):
-        first, rest = _assigned(decided.body), decided.orelse
+        assigns, rest = _assigned(decided.body), decided.orelse
         second = _assigned(rest.body) if isinstance(rest, cst.Else) else {}
-        if rest is None:  # `device = cfg.device`, and then the host, or the other way round
-            second = {name: _before(file, decided, name) or _itself(decided, name) for name in first}
-        for name in first.keys() & second.keys():
-            pair: tuple[cst.CSTNode, cst.CSTNode] = (first[name], second[name])
+        others = {name: one.value for name, one in second.items()}
+        if rest is None:  # `device = cfg.device`, and then the host, or a setting that the block replaces
+            others = {
+                name: _before(file, decided, name) or one.targets[0].target for name, one in assigns.items()
+            }
+        for name in assigns.keys() & others.keys():
+            pair: tuple[cst.CSTNode, cst.CSTNode] = (assigns[name].value, others[name])
             yield (pair[1], pair[0]) if is_negated else pair
 
 
-def _assigned(block: cst.BaseSuite) -> dict[str, cst.BaseExpression]:
-    """The values that a block gives to names."""
+def _assigned(block: cst.BaseSuite) -> dict[str, cst.Assign]:
+    """The assignments of a block, by the name that each gives a value to."""
     lines = [one for one in block.body if isinstance(one, cst.SimpleStatementLine)]
     assigns = [one for line in lines for one in line.body if isinstance(one, cst.Assign)]
-    return {dotted(one.targets[0].target): one.value for one in assigns}
+    return {dotted(one.targets[0].target): one for one in assigns}
 
 
 def _before(file: SourceFile, statement: cst.If, name: str) -> cst.BaseExpression | None:
@@ -67,18 +70,6 @@ def _before(file: SourceFile, statement: cst.If, name: str) -> cst.BaseExpressio
             if isinstance(one, cst.Assign) and dotted(one.targets[0].target) == name:
                 return one.value
     return None
-
-
-def _itself(statement: cst.If, name: str) -> cst.BaseExpression:
-    """A setting that a block replaces: ``if not torch.cuda.is_available(): args.device = "cpu"``."""
-    targets = [
-        one.targets[0].target
-        for line in statement.body.body
-        if isinstance(line, cst.SimpleStatementLine)
-        for one in line.body
-        if isinstance(one, cst.Assign)
-    ]
-    return next(one for one in targets if dotted(one) == name)
 
 
 def _inside(value: cst.CSTNode) -> cst.CSTNode:
