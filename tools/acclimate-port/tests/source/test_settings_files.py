@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from acclimate_port.engine import Status
-from acclimate_port.source.settings_files import devices_given
+from acclimate_port.source.settings_files import devices_given, read_all
 from porting import ported_project, site
 
 SITE = "torch.cuda.is_available()"
@@ -149,3 +150,13 @@ def test_what_a_program_runs_of_a_refused_file_holds_its_device_back(
         files["models.py"] = BROKEN.format(move=".train()  # cuda")
     found = ported_project(tmp_path, files, "acclimate", refused=sorted(names))["options.py"].sites[0]
     assert (found.status is Status.CONVERTED) == (move != ".cuda()")
+
+
+def test_settings_that_this_user_may_not_read_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's answer is replaced, since tests may run as root, who may read all files."""
+    for name in ("closed.yaml", "open.yaml"):
+        (tmp_path / name).write_text("device: cuda\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed.yaml")
+    assert [*read_all([tmp_path / "train.py"])] == [tmp_path / "open.yaml"]

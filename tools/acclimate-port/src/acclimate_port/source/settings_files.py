@@ -122,6 +122,6 @@ def read_named(named: Iterable[tuple[Path, Text]], paths: Iterable[Path]) -> dic
 
 def _is_small_file(path: Path) -> bool:
     try:
-        return path.is_file() and path.stat().st_size < _LARGEST
+        return path.is_file() and path.stat().st_size < _LARGEST and os.access(path, os.R_OK)
     except OSError:
         return False
