@@ -241,6 +241,32 @@ def test_a_notebook_names_the_accelerator_where_torch_is_imported_after_a_functi
     assert "acceler" in new[2]
 
 
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (["import torch", "import torch\ntorch.zeros(1, device='cuda')"], [False, True]),
+        (
+            ["import torch", "torch.zeros(1, device='cuda')", "import torch\ntorch.ones(1, device='cuda')"],
+            [True, False, True],
+        ),
+    ],
+)
+def test_a_cell_that_imports_torch_needs_no_other_cell_for_the_accelerator(
+    repo: Path, sources: list[str], expected: list[bool], target: str
+) -> None:
+    cells = [
+        {"cell_type": "code", "execution_count": 1, "metadata": {}, "outputs": [], "source": one}
+        for one in sources
+    ]
+    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (repo / "n.ipynb").write_text(json.dumps(book, indent=1) + "\n")
+    assert port("n.ipynb", "--write", "--unsafe", "--to", target) == 0
+    new = [one["source"] for one in json.loads((repo / "n.ipynb").read_text())["cells"]]
+    brings = "from acclimate import get_accelerator" if target == "acclimate" else "def accelerator_type"
+    assert [brings in one for one in new] == expected
+
+
 def test_a_comment_that_asks_something_is_python_and_the_output_of_a_shell_command_is_not(repo: Path) -> None:
     sources = [
         ["files = !ls  \n", "torch.ones?  \n", "import torch\n"],

@@ -395,7 +395,8 @@ def _head(file: SourceFile, applied: list[Decision], names: list[str]) -> list[E
     new = (accelerator, helper, torch, f"{file.on_any_device}(")
     relevant = [finding for finding, part in texts if any(name in part for name in new)]
     early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
-    return [*beside, *new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers, names)]
+    first, uses = min(early, default=len(file.tree.bytes)), [finding.place.start for finding in relevant]
+    return [*beside, *new_lines(file.tree, first, uses, imports, helpers, names)]
 
 
 def _in_functions(file: SourceFile, asking: list[Finding]) -> list[Edit] | None:

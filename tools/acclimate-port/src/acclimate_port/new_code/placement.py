@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -38,24 +39,44 @@ class _Line:
 
 
 def new_lines(
-    tree: Tree, first_use: int, imports: list[str], helpers: list[str], names: list[str]
+    tree: Tree, first_use: int, uses: list[int], imports: list[str], helpers: list[str], names: list[str]
 ) -> list[Edit]:
     """Insertions of import statements, functions and names, before the first code that uses them at import.
 
-    In a notebook, they go to the cell that imports torch: a reader may skip any other.
+    In a notebook, they go to the first cell that imports torch, as a reader may skip any other, and to each
+    that uses them and imports torch itself, as it may run alone.
 
     Args:
         tree: the file.
         first_use: the offset of the first use that runs at import; the end of the file if none does.
+        uses: the offsets of all uses.
         imports: whole statements.
         helpers: the texts of functions.
         names: statements that bind names by these imports and functions.
     """
-    lines = [line for line in _import_lines(tree) if tree.line_starts[line.first - 1] < first_use]
-    if tree.is_notebook and lines:
-        of_torch = [line for line in lines if line.module.partition(".")[0] == "torch"]
-        cell = _cell(tree, (of_torch or lines)[0])
-        lines = [line for line in lines if _cell(tree, line) == cell]
+    every = _import_lines(tree)
+    lines = [line for line in every if tree.line_starts[line.first - 1] < first_use]
+    if not (tree.is_notebook and lines):
+        return _new_lines_after(tree, lines, imports, helpers, names)
+    of_torch = [line for line in lines if line.module.partition(".")[0] == "torch"]
+    first = _cell(tree, tree.line_starts[(of_torch or lines)[0].first - 1])
+    by_cell: dict[int, list[_Line]] = defaultdict(list)
+    for line in every:
+        by_cell[_cell(tree, tree.line_starts[line.first - 1])].append(line)
+    using = {_cell(tree, use) for use in uses}
+    alone = [cell for cell in by_cell if cell in using and _imports_torch(by_cell[cell])]
+    cells = alone if using and using.issubset(alone) else dict.fromkeys((first, *alone))
+    return [edit for cell in cells for edit in _new_lines_after(tree, by_cell[cell], imports, helpers, names)]
+
+
+def _imports_torch(lines: list[_Line]) -> bool:
+    return any(line.module.partition(".")[0] == "torch" for line in lines)
+
+
+def _new_lines_after(
+    tree: Tree, lines: list[_Line], imports: list[str], helpers: list[str], names: list[str]
+) -> list[Edit]:
+    """The same insertions beside some imports."""
     newline = tree.newline
     edits: list[Edit] = []
     at_end = ""
@@ -90,9 +111,9 @@ def new_lines(
     return edits
 
 
-def _cell(tree: Tree, line: _Line) -> int:
-    """Where the cell of a notebook begins that has a line."""
-    return tree.bytes.rfind(_CELL_START, 0, tree.line_starts[line.first - 1])
+def _cell(tree: Tree, offset: int) -> int:
+    """Where the cell of a notebook begins that holds an offset."""
+    return tree.bytes.rfind(_CELL_START, 0, offset)
 
 
 def _import_lines(tree: Tree) -> list[_Line]:
