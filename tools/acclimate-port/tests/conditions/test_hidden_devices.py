@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from acclimate_port.engine import Settings, port_text
-from porting import EACH_TARGET, check, differing, program, reasons
+from acclimate_port.engine import Settings, Status, port_text
+from porting import BOTH, EACH_TARGET, check, differing, ported_project, program, reasons, site, site_of
 
 HEAD = "import os\nimport torch"
 SEED = "if torch.cuda.is_available():\n    torch.cuda.manual_seed(42)\nelse:\n    torch.manual_seed(42)"
@@ -88,3 +90,31 @@ def test_an_option_may_hide_the_devices(option: str, setting: str, hides: bool, 
 def test_a_program_that_answers_that_there_is_no_cuda_stays(target: str) -> None:
     source = f"import torch\n\ntorch.cuda.is_available = lambda: False\n\n\n{program(CHOICE).partition('import torch')[2].strip()}\n"
     assert port_text(source, Settings(target)).text == source
+
+
+REPLACED = {
+    "a move of tensors": "torch.Tensor.cuda = lambda self, *args: self",
+    "a move of modules": "torch.nn.Module.cuda = lambda self, *args: self",
+    "a move by an option": "if os.environ.get('CPU'):\n    torch.Tensor.cuda = lambda self, *args: self",
+    "an answer": "setattr(torch.cuda, 'is_available', lambda: False)",
+}
+MOVE = "torch.zeros(3).cuda()"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", REPLACED)
+def test_a_move_or_an_answer_that_the_program_replaces_stays_in_all_its_files(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    lib = f"import torch\n\n\ndef use():\n    return {MOVE}\n"
+    main = f"import os\n\nimport torch\nfrom lib import use\n\n{REPLACED[kind]}\nuse()\n"
+    found = ported_project(tmp_path, {"lib.py": lib, "main.py": main}, target)["lib.py"]
+    assert site(found, MOVE).status is Status.UNSAFE
+
+
+@BOTH
+@pytest.mark.parametrize("test", ["", "if not torch.cuda.is_available():\n    "])
+def test_a_move_that_its_own_file_replaces_stays_unless_there_is_no_device(test: str, target: str) -> None:
+    text = f"import torch\n\n{test}torch.Tensor.cuda = lambda self: self\nx = {MOVE}\n"
+    status = Status.CONVERTED if test else Status.UNSAFE
+    assert site_of(port_text(text, Settings(target)), MOVE).status is status

@@ -123,3 +123,70 @@ def test_a_range_keeps_its_message_and_what_the_message_formats(given: str) -> N
     ported = port_text(text, Settings("acclimate"))
     assert site_of(ported, "torch.cuda.nvtx.range").status is Status.CONVERTED
     assert f"nvtx.range({given}):" in ported.text
+
+
+STAYS = "torch.cuda.synchronize(torch.device('cuda', 1))"
+"""A wait that is unsafe beside a library for CUDA, and raises on other machines."""
+AFTER = {
+    "in the same block": ("    {}\n    torch.cuda.empty_cache()\n", True),
+    "in a block after it": ("    {}\n    for _ in x:\n        torch.cuda.empty_cache()\n", True),
+    "after a block that surely runs": (
+        "    with torch.no_grad():\n        {}\n    torch.cuda.empty_cache()\n",
+        True,
+    ),
+    "before it": ("    torch.cuda.empty_cache()\n    {}\n", False),
+    "after a branch": ("    if x is None:\n        {}\n    torch.cuda.empty_cache()\n", False),
+    "after what may not run": ("    x is None or {}\n    torch.cuda.empty_cache()\n", False),
+    "where the error is caught": (
+        "    try:\n        {}\n    except RuntimeError:\n        pass\n    torch.cuda.empty_cache()\n",
+        False,
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", AFTER)
+def test_what_runs_only_after_a_call_that_needs_cuda_stays_with_it(kind: str, target: str) -> None:
+    body, is_dead = AFTER[kind]
+    text = f"import cupy\nimport torch\n\n\ndef f(x):\n{body.format(STAYS)}"
+    found = site_of(port_text(text, Settings(target)), "torch.cuda.empty_cache()")
+    assert found.status is (Status.UNSAFE if is_dead else Status.CONVERTED)
+    assert ("runs before it" in found.reason) == is_dead
+
+
+MEASURE = (
+    "import torch\n\n\ndef figures():\n    return torch.cuda.memory_allocated({device})\n\n\n"
+    "def measure(f):\n    torch.cuda.empty_cache()\n    {call}\n    torch.cuda.synchronize()\n    return {figure}\n"
+)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("call", "figure", "waits", "frees"),
+    [
+        ("f()", "figures()", Status.UNSAFE, Status.CONVERTED),
+        ("f()", "torch.cuda.memory_allocated(f.device)", Status.UNSAFE, Status.CONVERTED),
+        ("torch.cuda.reset_peak_memory_stats(f.device)", "1", Status.UNSAFE, Status.UNSAFE),
+        ("f()", "1", Status.CONVERTED, Status.CONVERTED),
+    ],
+)
+def test_the_calls_of_a_measurement_stay_with_its_figures(
+    call: str, figure: str, waits: Status, frees: Status, target: str
+) -> None:
+    text = MEASURE.format(call=call, figure=figure, device="measure.device")
+    ported = port_text(text, Settings(target))
+    assert site_of(ported, "torch.cuda.synchronize()").status is waits
+    assert site_of(ported, "torch.cuda.empty_cache()").status is frees
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("use", "status"),
+    [("torch.cuda.memory_allocated(device)", Status.UNSAFE), ("torch.zeros(3).to(device)", Status.CONVERTED)],
+)
+def test_a_device_stays_with_the_figures_that_get_it(use: str, status: Status, target: str) -> None:
+    text = (
+        "import torch\n\n\ndef show(number, device=None):\n    if device is None:\n"
+        f"        device = torch.device('cuda', number)\n    print({use})\n"
+    )
+    assert site_of(port_text(text, Settings(target)), "torch.device('cuda', number)").status is status

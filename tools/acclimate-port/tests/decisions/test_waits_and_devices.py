@@ -45,7 +45,7 @@ def test_a_synchronisation_stays_with_the_device_that_it_gets(
 def test_a_synchronisation_after_a_reset_that_stays_is_unsafe(target: str) -> None:
     source = (
         "import cupy\nimport torch\n\n\ndef start(index):\n    torch.cuda.reset_peak_memory_stats(index)\n"
-        "    torch.cuda.synchronize(0)\n\n\ndef end(net, x):\n    y = net(x.cuda())\n    torch.cuda.synchronize()\n"
+        "    torch.cuda.synchronize(0)\n\n\ndef end(net, x):\n    torch.cuda.synchronize()\n    return net(x.cuda())\n"
     )
     ported = port_text(source, Settings(target))
     assert site_of(ported, "torch.cuda.synchronize(0)").status is Status.UNSAFE

@@ -13,6 +13,7 @@ from acclimate_port.conditions.placements import outermost_function
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.literals import is_compared_device
 from acclimate_port.dataflow.uses import LOOK_UP, uses_of
+from acclimate_port.source.calls_by_text import NAMED_AT, STARTING
 from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, kept
 
@@ -25,12 +26,7 @@ _READS = re.compile(
 _IN_COMMAND = "it is part of a command line, which another program or machine reads"
 
 _IN_ENVIRONMENT = "it becomes a variable of the environment, which other libraries may read"
-_NAMED_AT = {"getattr": 1, "hasattr": 1, "import_module": 0, "__import__": 0}
-"""Functions that get the name of an attribute or a module, and its position."""
-_RUN_COMMANDS = {
-    *("os.system", "os.popen", "subprocess.run", "subprocess.call", "subprocess.check_call"),
-    *("subprocess.check_output", "subprocess.Popen", "subprocess.getoutput"),
-}
+_STARTS = re.compile(rf"(?:{STARTING})$")
 _FILE = re.compile(
     r"\.(pth?|bin|ckpt|safetensors|engine|trt|onnx|json|ya?ml|toml|pkl|pickle|np[yz]|so|txt|csv)['\"]*$"
 )
@@ -57,13 +53,13 @@ def _line_of_name(file: SourceFile, text: cst.CSTNode) -> int:
     """The line in which a text is a name of code, or a command: ``getattr(net, f"run_{device}")``; or 0."""
     for use in uses_of(file, text, computed=True):
         given = file.tree.given_to(use)
-        if given is not None and (given.index == _NAMED_AT.get(given.name) or _runs(given.full, given.index)):
+        if given is not None and (given.index == NAMED_AT.get(given.name) or _runs(given.full, given.index)):
             return file.tree.line(file.span(given.call).start)
     return 0
 
 
 def _runs(function: str, index: int | None) -> bool:
-    return index == 0 and function in _RUN_COMMANDS
+    return index == 0 and _STARTS.match(function) is not None
 
 
 def file_names(file: SourceFile) -> Iterator[cst.CSTNode]:
@@ -72,7 +68,7 @@ def file_names(file: SourceFile) -> Iterator[cst.CSTNode]:
         return
     for text in file.tree.of_type(cst.FormattedString):
         given = file.tree.given_to(text)
-        is_name = given is not None and given.index == _NAMED_AT.get(given.name, -1)
+        is_name = given is not None and given.index == NAMED_AT.get(given.name, -1)
         if is_name or _FILE.search(file.tree.source(text)):
             yield from (
                 part.expression for part in text.parts if isinstance(part, cst.FormattedStringExpression)

@@ -22,6 +22,7 @@ from acclimate_port.dataflow.receivers import (
     uses_lightning,
 )
 from acclimate_port.dataflow.uses import uses_of, whole_choice
+from acclimate_port.source.calls_by_text import STARTING
 from acclimate_port.source.tree import Span, called_name, dotted, entry_key, last_name, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
@@ -38,7 +39,7 @@ _LONGEST_WORD = 60
 _DEVICE = re.compile(r"cuda(:\d*)?$")
 _FILE = re.compile(r"\.\w{2,5}$")
 _DEVICE_TEXT = re.compile(r"\(?[rf]*['\"]+cuda:")
-_STARTS = re.compile(r"subprocess\.\w+$|os\.(system|popen|exec\w+|spawn\w+)$")
+_STARTS = re.compile(rf"(?:{STARTING})$")
 """Functions that start another process."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _GPUS_OF_COMMAND = re.compile(r"VISIBLE_DEVICES|--\w*gpus?\b|--device\b")

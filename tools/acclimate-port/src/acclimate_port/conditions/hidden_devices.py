@@ -14,6 +14,7 @@ import libcst as cst
 from acclimate_port.dataflow.uses import parameter_of
 from acclimate_port.source.tree import (
     called_name,
+    dotted,
     keyword,
     last_name,
     positional,
@@ -29,7 +30,9 @@ _SAYS_HOST = re.compile(r"-1|\bcpu\b", re.IGNORECASE)
 """What the help of an option says if one of its values means the host."""
 _KEEP_TEXT = ("str", "int", "strip", "get", "pop", "getattr")
 _QUESTIONS = ("torch.cuda.is_available", "torch.cuda.device_count")
+_MOVES = tuple(f"torch.{owner}.{name}" for owner in ("Tensor", "nn.Module") for name in ("cuda", "to"))
 _MOST_STEPS = 20
+REPLACED = "line {line} replaces this method of all tensors or modules, and the new code does not call that"
 HIDDEN = "line {line} hides the devices of CUDA to run a program on the host, and hides no others"
 
 
@@ -47,6 +50,28 @@ def reason_against_hidden(file: SourceFile) -> str:
     return HIDDEN.format(line=file.tree.line(file.span(found[0]).start)) if found else ""
 
 
+def reason_against_replaced(file: SourceFile) -> str:
+    """Why a move of a tensor or module must stay; ``""`` if the file does not replace the method."""
+    found = replacing(file)
+    return REPLACED.format(line=file.tree.line(file.span(found[0]).start)) if found else ""
+
+
+@kept
+def replacing(file: SourceFile) -> list[cst.CSTNode]:
+    """Where a file replaces the method by which tensors are moved: ``torch.Tensor.cuda = lambda self: self``.
+
+    Where it does so without CUDA alone, the new question for a device says the same.
+    """
+    found: list[cst.CSTNode] = []
+    for name in ("cuda", "to"):
+        for read in file.attributes.get(name, ()):
+            if is_assigned(file, read) and file.tree.qualified(read) in _MOVES:
+                around = (one for one in file.tree.ancestors(read) if isinstance(one, cst.If))
+                if not any("is_available" in file.tree.source(one.test) for one in around):
+                    found.append(read)
+    return found
+
+
 def _by_variable(file: SourceFile) -> Iterator[cst.CSTNode]:
     for variable, value in _settings(file):
         if _may_hide(file, value, _MOST_STEPS):
@@ -59,6 +84,11 @@ def _by_answer(file: SourceFile) -> Iterator[cst.CSTNode]:
         for read in file.attributes.get(name, ()):
             if is_assigned(file, read) and file.tree.qualified(read) in _QUESTIONS:
                 yield read
+    for call in file.tree.of_type(cst.Call) if "setattr" in file.names else ():
+        given = [one.value for one in positional(call)]
+        if dotted(call.func) == "setattr" and len(given) > 1:
+            name = f"{file.tree.qualified(given[0])}.{string_value(given[1])}"
+            yield from [call] if name in _QUESTIONS else []
 
 
 def _settings(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:

@@ -22,7 +22,7 @@ from acclimate_port.conditions.branches import code_passed, controlled_quietly, 
 from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.device_words import file_names
 from acclimate_port.conditions.given_away import given_to_those_who_mean_cuda
-from acclimate_port.conditions.hidden_devices import hiding
+from acclimate_port.conditions.hidden_devices import hiding, replacing
 from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.conditions.statements import later_tests, leaves
 from acclimate_port.dataflow.caches import is_cache
@@ -204,7 +204,7 @@ class Across:
                 add(Symbol(Kind.CAST, text), self._all[index].root.finding.place)
         elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in _TRAINERS]
         bound = (*operator_calls(self._file), *words_expected(self._file))
-        for setting in (*hiding(self._file), *elsewhere, *bound):
+        for setting in (*hiding(self._file), *replacing(self._file), *elsewhere, *bound):
             for text in self._homes_of(setting):
                 add(Symbol(Kind.PLACE, text), self._file.span(setting))
         for index in self._device.staying(self._device.exchanging)[:1]:

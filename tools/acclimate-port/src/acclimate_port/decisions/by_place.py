@@ -13,7 +13,7 @@ from acclimate_port.conditions.branches import holders_of_result
 from acclimate_port.conditions.checkpoints import reason_against_split
 from acclimate_port.conditions.expected_errors import meant_to_fail
 from acclimate_port.conditions.first_use import reason_against_counting
-from acclimate_port.conditions.hidden_devices import reason_against_hidden
+from acclimate_port.conditions.hidden_devices import reason_against_hidden, reason_against_replaced
 from acclimate_port.conditions.host_answers import only_serves
 from acclimate_port.conditions.host_sides import other_side_is_of_host
 from acclimate_port.conditions.loader_workers import reason_against_workers
@@ -146,6 +146,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     if any(f"{file.accelerator}()" in part for part in _new_code(finding)) and lacks_import(file, node):
         return NOT_IMPORTED
     if _finds_device(file, finding) and (reason := reason_against_hidden(file)):
+        return reason
+    if finding.rule.name == "cuda-method" and (reason := reason_against_replaced(file)):
         return reason
     if _asks(file, finding):
         is_lookup = finding.rule.code in _LOOK_UP

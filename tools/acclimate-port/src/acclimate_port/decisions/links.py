@@ -324,10 +324,23 @@ class _Links:
                 decision.doubt(
                     f"line {line} tests the name of the device, and on a host it finds another one"
                 )
+        decision.beside += [other for other in self._calls_that_get(node) if other != index]
         if rule == "current-device":  # its number may be given to a call: `get_device_properties(i)`
             held = (use for use in uses_of(file, node) if use is not node)
             around = (self._all.at.get(outer, index) for use in held for outer in file.tree.ancestors(use))
             decision.beside += [other for other in around if other != index and self._all.counts(other)]
+
+    def _calls_that_get(self, device: cst.CSTNode) -> Iterator[int]:
+        """The decisions on calls of torch.cuda that get a device: ``torch.cuda.memory_allocated(device)``."""
+        for use in uses_of(self._file, device):
+            given = self._file.tree.given_to(use) if use is not device else None
+            other = self._all.at.get(given.call) if given is not None else None
+            if other is not None and other in self._calls_of_torch:
+                yield other
+
+    @cached_property
+    def _calls_of_torch(self) -> set[int]:
+        return {*self._all.of_rules("runtime-call")}
 
     @cached_property
     def _devices_used(self) -> list[tuple[int, int]]:

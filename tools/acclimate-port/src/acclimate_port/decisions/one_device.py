@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 import libcst as cst
@@ -47,6 +47,10 @@ _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state
 _STREAMS = {*STREAMS, "Event"}
 _EXCHANGES = COLLECTIVES | {"batch_isend_irecv", "P2POp"}
 """Names of torch.distributed that exchange tensors, or describe an exchange."""
+
+_RIGHT_ANYWHERE = ("checkpoint-device", "cuda-import")
+"""Rules for edits that change nothing for other code."""
+_MAY_NOT_RUN = (cst.BooleanOperation, cst.IfExp, cst.Lambda, cst.BaseComp, cst.Comparison)
 
 _MESSAGE = re.compile(
     r"^(print|log|info|debug|warn|warning|error|critical|exit|echo|write)(_|$)|(_|^)(log|print)$"
@@ -99,6 +103,7 @@ class OneDevice:
         self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
         self.on_device += self.groups[Kind.FIGURE]
         self._waits = [index for index in calls if self._called(index) == "synchronize"]
+        self._frees = [index for index in calls if self._called(index) == "empty_cache"]
         self.on_device += [index for index in self._waits if self._gets_device(index)]
         """What is right only on the device that the rest of the program chooses."""
 
@@ -154,18 +159,82 @@ class OneDevice:
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
         beside += [(self._annotations(), self.groups[Kind.CAST]), (self._waits, self.groups[Kind.STREAM])]
         beside += [(self.turned_off, self.groups[Kind.CAST]), (self.groups[Kind.CAST], self.turned_off)]
-        beside += [([index], self._raising_before(index)) for index in self._waits]
+        beside += [([index], self._measured_with(index)) for index in self._waits]
+        beside += [([index], self._measured_with(index, RESETS | OLD_RESETS)) for index in self._frees]
         beside += self._under_one_flag
         # What takes the time of the device, or orders its work, fails on others where it is not edited.
         offered = [i for i in self.groups[Kind.STREAM] if self._all[i].status is Status.CONVERTED]
         beside += [(self.groups[Kind.PLACE], offered)]
-        return {
+        changed = {
             index
             for members, others in beside
             for other in self.staying(others)[:1]
             for index in members
             if self._all.stay_beside(index, other)
         }
+        return changed | {index for index in range(len(self._all)) if self._is_dead(index)}
+
+    def _is_dead(self, index: int) -> bool:
+        """Makes an edit unsafe that another machine never reaches; returns whether it changed."""
+        before = self._raising_before(index) if self.is_made(index) else ()
+        line = next((line for one, line in before if not self.is_made(one)), 0)
+        if line:
+            self._all[index].doubt(f"line {line} runs before it, needs CUDA, and stays as it is")
+        return line > 0
+
+    def _raising_before(self, index: int) -> list[tuple[int, int]]:
+        """The calls, with their lines, that run before code in its function and raise without CUDA.
+
+        A checkpoint that is loaded to the host is right wherever the program goes on.
+        """
+        finding = self._all[index].finding
+        if not self._raising or finding.node is None or finding.rule.name in _RIGHT_ANYWHERE:
+            return []
+        around = {id(one) for one in self._file.tree.ancestors(finding.node)}
+        return [
+            (one, line)
+            for one, line, function, blocks in self._raising
+            if one < index
+            and not around.isdisjoint(blocks)
+            and function is self._file.tree.function(finding.node)
+        ]
+
+    @cached_property
+    def _raising(self) -> list[tuple[int, int, cst.CSTNode | None, list[int]]]:
+        """The calls that raise without CUDA wherever their block runs: line, function and blocks of each."""
+        tree = self._file.tree
+        found: list[tuple[int, int, cst.CSTNode | None, list[int]]] = []
+        for index in self._all.of_rules("runtime-call", "cuda-method"):
+            node = self._all[index].finding.node
+            if isinstance(node, cst.Call) and self._raises(index, node):
+                line = tree.line(tree.span(node).start)
+                found.append((index, line, tree.function(node), self._blocks(node)))
+        return found
+
+    def _raises(self, index: int, call: cst.Call) -> bool:
+        """Whether a call raises without CUDA, always when its statement runs, and nothing catches that."""
+        is_quiet = self._called(index) in NEVER_RAISE
+        if is_quiet or self._file.is_guarded(call) or self._all[index].hidden:
+            return False
+        for around in self._file.tree.ancestors(call):
+            if isinstance(around, _MAY_NOT_RUN):
+                return False
+            if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+                break
+        return self._file.tree.around(call, cst.Try) is None
+
+    def _blocks(self, node: cst.CSTNode) -> list[int]:
+        """The blocks whose later statements run after a node: its own, and those around ``with``."""
+        found: list[int] = []
+        for below, around in self._file.tree.upwards(node):
+            is_block = isinstance(around, (cst.IndentedBlock, cst.SimpleStatementSuite, cst.Module))
+            if found and not is_block and not isinstance(around, cst.With):
+                break
+            if is_block:
+                found.append(id(around))
+            elif isinstance(around, cst.With) and below is around.body:
+                continue
+        return found
 
     def _gets_device(self, index: int) -> bool:
         """Whether a call gets a device, other than by a number: ``torch.cuda.synchronize(self.device)``."""
@@ -173,17 +242,35 @@ class OneDevice:
         given = node.args[0].value if isinstance(node, cst.Call) and node.args else None
         return given is not None and not isinstance(given, cst.Integer)
 
-    def _raising_before(self, index: int) -> list[int]:
-        """The resets of memory figures before a call in its function, which raise without CUDA."""
+    def _measured_with(self, index: int, names: Collection[str] = _FIGURES) -> list[int]:
+        """The figures of memory beside a call that its function, or one that it calls, reads or resets.
+
+        Without CUDA a wait raised: if it alone is edited, the function goes on with figures of 0.
+
+        Args:
+            index: the decision on the call.
+            names: the functions of torch.cuda that count.
+        """
         function = self._file.tree.function(self._all[index].finding.node)
-        before = [one for one in self.groups[Kind.FIGURE] if one < index] if function is not None else []
-        return [
-            one
-            for one in before
-            if self._called(one) in RESETS | OLD_RESETS
-            and self._file.tree.function(self._all[one].finding.node) is function
-            and not self._file.is_guarded(self._all[one].finding.node)
-        ]
+        figures = [one for one in self.groups[Kind.FIGURE] if self._called(one) in names]
+        if function is None or not figures:
+            return []
+        called = {id(one) for call in self._calls_in.get(id(function), ()) for one in self._defined(call)}
+        readers = {one: self._file.tree.function(self._all[one].finding.node) for one in figures}
+        return [one for one, reader in readers.items() if reader is function or id(reader) in called]
+
+    @cached_property
+    def _calls_in(self) -> dict[int, list[cst.Call]]:
+        """The calls in each function, by its id."""
+        found: dict[int, list[cst.Call]] = defaultdict(list)
+        for call in self._file.tree.of_type(cst.Call):
+            found[id(self._file.tree.function(call))].append(call)
+        return found
+
+    def _defined(self, call: cst.Call) -> Iterator[cst.CSTNode]:
+        """The functions of the file that a call may run, by their name."""
+        name = called_name(call)
+        yield from (one for one in self._file.tree.of_type(cst.FunctionDef) if one.name.value == name)
 
     @cached_property
     def _under_one_flag(self) -> list[tuple[list[int], list[int]]]:

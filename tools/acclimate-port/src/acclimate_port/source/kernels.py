@@ -8,6 +8,7 @@ from functools import cached_property
 
 import libcst as cst
 
+from acclimate_port.source.calls_by_text import IMPORTING_BY_NAME
 from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_LANGUAGES
 from acclimate_port.source.tree import Span, Tree, called_name, dotted, string_value, walk
 
@@ -16,7 +17,6 @@ _CUDA_FUNCTION = re.compile(
 )
 _MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
 _NATIVE_MODULE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
-_LOADERS = {"importlib.import_module", "__import__", "import_module"}
 
 
 class Kernels:
@@ -154,7 +154,7 @@ class Kernels:
         if not isinstance(value, cst.Call):
             return False
         qualified = self._tree.qualified(value.func) or dotted(value.func)
-        if qualified in _LOADERS and value.args:
+        if qualified in IMPORTING_BY_NAME and value.args:
             said = (string_value(value.args[0].value) or "").split(".")
             return any(_NATIVE_MODULE.search(module) for module in said) or said[0] in CUDA_PACKAGES
         if called_name(value) == "load_ext":  # mmcv's loader of its own extension

@@ -15,6 +15,13 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple, TypeGuard
 
+from acclimate_port.source.calls_by_text import (
+    FINDING,
+    IMPORTING,
+    RUNNING_FILES,
+    STARTING,
+    STARTING_WORDS,
+)
 from acclimate_port.source.tree import python_nodes
 
 
@@ -54,32 +61,18 @@ _NO_NAME = re.compile(
     r"|\.(weight|bias|py|pth?|ckpt|bin|json|ya?ml|txt|csv|np[yz]|png|jpe?g|md|log|pkl|pickle|gz|zip|mp4|wav)$"
 )
 """Texts with dots that name nothing of a project: of other packages, files, and entries of checkpoints."""
-_IMPORTS = re.compile(r"\bimport_module\b|\b__import__\b|\bfind_spec\b|\bpydoc\b|\brun_module\b")
-_IMPORTING = {"import_module", "__import__", "find_spec", "locate", "run_module"}
-"""Functions whose first argument is the name of a module."""
-_FINDS = re.compile(r"\bhydra\b.*\binstantiate\b|\b(?:get_class|get_object|get_method|find_class)\b")
-_FINDING = {"instantiate", "get_class", "get_object", "get_method", "find_class"}
-"""Functions that find a class or a function by a name that is in their argument."""
+_IMPORTS = re.compile(rf"\b(?:{'|'.join(one for one in IMPORTING if one != 'locate')}|pydoc)\b")
+_FINDS = re.compile(rf"\bhydra\b.*\binstantiate\b|\b(?:{'|'.join(FINDING[1:])})\b")
 _LISTS = re.compile(r"\b(?:listdir|iter_modules|walk_packages|i?glob|iterdir|scandir)\(")
 _RUNS = re.compile(
-    r"\bsubprocess\b|\bos\.(?:system|popen|exec\w+|spawn\w+)\(|\brunpy\b|\bPopen\(|\bspec_from_file_location\b"
-    r"|(?<![\w.])exec\("
+    rf"\bsubprocess\b|{STARTING}\(|\brunpy\b|\bPopen\(|\bspec_from_file_location\b|(?<![\w.])exec\("
 )
-_RUN_WORDS = (
-    *("subprocess", "os.system(", "os.popen(", "os.exec", "os.spawn", "runpy", "Popen(", "exec("),
-    "spec_from_file_location",
-)
+_RUN_WORDS = (*STARTING_WORDS, "runpy", "exec(", "spec_from_file_location")
 """One of these is in each text that the pattern finds; looking for them takes a tenth of its time."""
-_RUN_FILES = {"run_path", "spec_from_file_location", "SourceFileLoader", "load_source"}
-"""Functions that run a file of Python whose path they get."""
 _RUNS_FILES = re.compile(
-    r"\brun_path\b|\bspec_from_file_location\b|\bSourceFileLoader\b|\bload_source\b|(?<![\w.])exec\("
-    r"|\b\w*Config\.fromfile\(|\bLazyConfig\.load\("
+    rf"\b(?:{'|'.join(RUNNING_FILES)})\b|(?<![\w.])exec\(|\b\w*Config\.fromfile\(|\bLazyConfig\.load\("
 )
-_FILE_WORDS = (
-    *("run_path", "spec_from_file_location", "SourceFileLoader", "load_source", "exec(", "Config.fromfile("),
-    "LazyConfig.load(",
-)
+_FILE_WORDS = (*RUNNING_FILES, "exec(", "Config.fromfile(", "LazyConfig.load(")
 """One of these is in each text that the pattern finds."""
 _CHOOSES = re.compile(r"cuda|device|gpu", re.IGNORECASE)
 _IMPORT = re.compile(r"\s*(?:from|import)\s+([\w.*]+)")
@@ -142,7 +135,7 @@ class NamedInTexts:
         self._starts: list[int] = []
         self._found: list[tuple[int, Text]] = []
         """The line of each text, and what it names."""
-        is_likely = any(word in text for word in (*_IMPORTING, *_FINDING, "pydoc"))
+        is_likely = any(word in text for word in (*IMPORTING, *FINDING, "pydoc"))
         imports = is_likely and (_IMPORTS.search(text) is not None or _FINDS.search(text) is not None)
         for found in _DOTTED.finditer(text):
             if not _NO_NAME.search(found[1]):
@@ -216,9 +209,9 @@ class NamedInTexts:
         for node in self._nodes:
             if isinstance(node, (ast.JoinedStr, ast.BinOp)) or _is_format(node):
                 made.append(node)
-            if isinstance(node, ast.Call) and node.args and _name(node.func) in _IMPORTING:
+            if isinstance(node, ast.Call) and node.args and _name(node.func) in IMPORTING:
                 calls.append(node)
-            elif isinstance(node, ast.Call) and node.args and _name(node.func) in _FINDING:
+            elif isinstance(node, ast.Call) and node.args and _name(node.func) in FINDING:
                 yield node.lineno, Text(Names.ANY, _UNKNOWN)
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
@@ -250,7 +243,7 @@ class NamedInTexts:
                 continue
             name = _name(node.func)
             owner = _name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-            is_runner = name in _RUN_FILES or (name, owner) == ("load", "LazyConfig")
+            is_runner = name in RUNNING_FILES or (name, owner) == ("load", "LazyConfig")
             is_runner = is_runner or (name == "fromfile" and owner.endswith("Config"))
             if name == "exec" and isinstance(node.func, ast.Name):
                 found = [_IMPORT.match(one) for one in _texts(node.args[0], self._bound, _DEEPEST)]

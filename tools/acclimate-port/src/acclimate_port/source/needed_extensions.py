@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from acclimate_port.source.calls_by_text import IMPORTING
 from acclimate_port.source.cuda_packages import NEEDED
 from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
 
@@ -26,7 +27,7 @@ _IMPORT = re.compile(r"^[ \t]*from[ \t]+[\w.]+[ \t]+import[ \t]*(?:\([^)]*\)|[^\
 _REFUSES = re.compile(r"^[ \t]+raise\b[^\n]*cuda", re.M | re.IGNORECASE)
 _LOADS = {"load", "load_inline"}
 _BUILDS = "cpp_extension"
-_BY_TEXT = "import_module"
+_BY_TEXT = IMPORTING[0]
 
 
 def extensions_built(source: bytes) -> Iterator[tuple[str, bool]]:
