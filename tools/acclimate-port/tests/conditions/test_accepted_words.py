@@ -44,6 +44,16 @@ def test_only_a_class_that_checks_its_fields_refuses_a_name(decorator: str, targ
 OTHER_FILES = {
     "a list": "ALLOWED = ('cpu', 'cuda')\n\n\ndef accept(device):\n    assert device in ALLOWED\n    return device\n",
     "an enumeration": "from enum import Enum\n\n\nclass accept(str, Enum):\n    GPU = 'cuda'\n    CPU = 'cpu'\n",
+    "a part by its length": "def accept(device):\n    print(int(device[5:] or 0))\n    return device\n",
+    "a part by its text": "def accept(device):\n    print(int(str(device).replace('cuda:', '') or 0))\n    return device\n",
+    "a substitution": "import re\n\n\ndef accept(device):\n    print(int(re.sub('cuda:?', '', device) or 0))\n    return device\n",
+    "a search": "def accept(device):\n    print('GPU' if device.count('cuda') else 'CPU')\n    return device\n",
+}
+CLASSES = {
+    "a pattern of a field": "class Config(Base):\n    device: str = Field('cpu', pattern='^(cpu|cuda)')\n",
+    "a validator": "class Config(Base):\n    device: str\n\n    @field_validator('device')\n    def check(cls, value):\n"
+    "        if not value.startswith(('cpu', 'cuda')):\n            raise ValueError\n        return value\n",
+    "a list of a field": "class Config(Base):\n    device = attr.ib(validator=attr.validators.in_(['cpu', 'cuda']))\n",
 }
 
 
@@ -57,3 +67,14 @@ def test_the_check_may_be_in_another_file(kind: str, target: str, tmp_path: Path
     found = site(ported_project(tmp_path, files, target)["main.py"], CHOICE)
     assert not found.safe, found
     assert "other.py:" in found.reason
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_class_of_another_file_may_check_its_fields(kind: str, target: str, tmp_path: Path) -> None:
+    main = f"import torch\nfrom other import Config\n\nconfig = Config(device={CHOICE})\nx = torch.ones(1, device=config.device)\n"
+    head = "import attr\nfrom pydantic import BaseModel as Base, Field, field_validator\n\n\n"
+    files = {"other.py": f"{head}{CLASSES[kind]}", "main.py": main}
+    assert not site(ported_project(tmp_path, files, target)["main.py"], CHOICE).safe
+    files["other.py"] = files["other.py"].replace("cuda", "gpu")
+    assert site(ported_project(tmp_path, files, target)["main.py"], CHOICE).safe

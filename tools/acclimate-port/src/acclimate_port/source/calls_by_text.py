@@ -1,6 +1,6 @@
-"""The functions that get code by a text: a module, class, function or attribute by its name, or a command line.
+"""The functions that get code by a text: a module, class, function or attribute by its name, or a command.
 
-One table for all who look for them: in syntax trees, in Python's own trees, and in texts before one is parsed.
+One table for all who look for them: in syntax trees, in Python's own trees, and in texts that are not parsed.
 """
 
 from __future__ import annotations
