@@ -200,3 +200,33 @@ def test_an_event_by_position_is_unsafe(given: str, status: Status, tmp_path: Pa
     text = f"import torch\n\n\ndef timed(x: torch.Tensor):\n    start = torch.cuda.Event({given})\n    start.record()\n    return start\n"
     found = ported_project(tmp_path, {"main.py": text}, "acclimate")["main.py"].sites
     assert [one.status for one in found] == [status]
+
+
+HELPER = f"import torch\n\n\ndef move(x):\n    return x.to({CHOICE})\n"
+CHOOSERS = {
+    "fastai": "from fastai.vision.all import vision_learner\nfrom lib import move\n\nlearn = vision_learner(move([]), 1)\n",
+    "flair": "from flair.embeddings import WordEmbeddings\nfrom lib import move\n\nprint(WordEmbeddings('a').embed(move([])))\n",
+    "ignite": "import ignite.distributed as idist\nfrom lib import move\n\nprint(idist.auto_model(net)(move([])))\n",
+    "Ray": "from ray import train\nfrom lib import move\n\nprint(train.torch.prepare_model(net)(move([])))\n",
+    "CLIP": "import clip\nfrom lib import move\n\nmodel, _ = clip.load('a')\nprint(model.encode_image(move([])))\n",
+}
+TOLD = {
+    "flair": f"import flair\nimport torch\nfrom lib import move\n\nflair.device = torch.device({CHOICE})\nprint(move([]))\n",
+    "CLIP": "import clip\nfrom lib import move\n\nmodel, _ = clip.load('a', device='cpu')\nprint(model.encode_image(move([])))\n",
+    "ignite": "import ignite.metrics\nfrom lib import move\n\nprint(ignite.metrics.Loss(move([])))\n",
+}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("library", CHOOSERS)
+def test_a_device_goes_with_a_library_of_another_file_that_chooses_its_own(
+    library: str, target: str, tmp_path: Path
+) -> None:
+    files = {"lib.py": HELPER, "main.py": CHOOSERS[library]}
+    assert _statuses(tmp_path, files, target, "lib.py") == {Status.UNSAFE}
+
+
+@pytest.mark.parametrize("library", TOLD)
+def test_a_device_is_safe_beside_a_library_that_is_told_its_device(library: str, tmp_path: Path) -> None:
+    files = {"lib.py": HELPER, "main.py": TOLD[library]}
+    assert _statuses(tmp_path, files, "acclimate", "lib.py") == {Status.CONVERTED}

@@ -30,12 +30,13 @@ from acclimate_port.new_code.printed_text import with_printed_text
 from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.base import Finding, Outcome, Rule
 from acclimate_port.source.cuda_packages import CUDA_PACKAGES, OPERATORS
+from acclimate_port.source.device_choosers import IN_TEXTS
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import Span, parse_as_python
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
-_TRAINERS = (b"stable_baselines3", b"sb3_contrib", b"catalyst")
+_TRAINERS = tuple(name.encode() for name in IN_TEXTS)
 _TORCH = (
     *(b"torch", b"nccl", b"cuda", b"deepspeed", b"nvidia-smi", b"nvml", b"gputil", b"gpustat", b"nvitop"),
     *_TRAINERS,

@@ -116,9 +116,10 @@ def _names_cuda(node: cst.CSTNode) -> bool:
 
 def _whole_text(holder: cst.CSTNode) -> cst.CSTNode:
     """What a method or an entry of a text is of: ``device`` of ``str(device).replace``."""
-    text = getattr(holder, "value", holder)
-    is_str = isinstance(text, cst.Call) and called_name(text) == "str" and text.args
-    return text.args[0].value if is_str else text
+    text: cst.CSTNode = getattr(holder, "value", holder)
+    if isinstance(text, cst.Call) and called_name(text) == "str" and text.args:
+        return text.args[0].value
+    return text
 
 
 def _enumerations(file: SourceFile) -> Iterator[tuple[cst.ClassDef, tuple[str, ...]]]:
@@ -144,7 +145,7 @@ def _with_literals(file: SourceFile) -> Iterator[tuple[cst.ClassDef, tuple[str, 
 
 
 def _with_validators(file: SourceFile) -> Iterator[tuple[cst.ClassDef, tuple[str, ...]]]:
-    """The classes whose field has a pattern, a list or a function that looks for CUDA's name, as pydantic's."""
+    """The classes whose field has a pattern, a list or a function that looks for CUDA's name."""
     if "cuda" not in file.tree.text or _CHECKING.search(file.tree.text) is None:
         return
     for own in file.tree.of_type(cst.ClassDef):

@@ -14,6 +14,7 @@ import libcst as cst
 from acclimate_port.dataflow.receivers import LIGHTNING, library_named, uses_lightning
 from acclimate_port.dataflow.uses import class_around
 from acclimate_port.source.cuda_packages import NEEDED, OPERATORS, QUERIES, RUNTIMES
+from acclimate_port.source.device_choosers import BY_IMPORT
 from acclimate_port.source.float64 import REASON, Float64, float64
 from acclimate_port.source.torch_cuda import STREAMS
 from acclimate_port.source.tree import (
@@ -25,7 +26,7 @@ from acclimate_port.source.tree import (
     string_value,
     walk,
 )
-from acclimate_port.source_file import SourceFile, cuda_name, kept
+from acclimate_port.source_file import SourceFile, cuda_name, is_assigned, kept
 
 _GET_MEMORY = {name: text for name, text in RUNTIMES.items() if text not in QUERIES} | {
     "onnxruntime": "ONNX Runtime"
@@ -75,6 +76,14 @@ _CHOOSE = {
     "torch._inductor.utils.do_bench_using_profiling": _Choice(30, gives_model=False),
     "torch.autograd.profiler.emit_nvtx": _Choice(30, gives_model=False),
     "torch.autograd.profiler.profile": _Choice(30, gives_model=False, flag="use_cuda"),
+    **dict.fromkeys(
+        [
+            *(f"ignite.distributed.{name}" for name in ("device", "auto_model", "auto_dataloader")),
+            *(f"ray.train.torch.{name}" for name in ("get_device", "prepare_model", "prepare_data_loader")),
+            "composer.Trainer",
+        ],
+        _Choice(30, gives_model=False),
+    ),
     "catalyst.dl.SupervisedRunner": _Choice(1, gives_model=False, word="engine"),
     **{
         f"{package}.{name}": _Choice(30, gives_model=False)
@@ -174,10 +183,11 @@ def computes_elsewhere(file: SourceFile) -> str:
             return f"the file imports `{package}`, which only NVIDIA GPUs run"
         if any(one[:2] == ["numba", "cuda"] for one in _modules_named(statement)):
             return "the file has kernels of numba for CUDA"
-        if "fastai" in packages_of(statement) and is_needed and "fastai" not in file.survey.modules:
-            return "fastai chooses the device of its models, and knows none but CUDA's and Apple's"
         if package_of_server := next((one for one in packages_of(statement) if one == _TRITON_SERVER), ""):
             return f"NVIDIA's server runs the file (`{package_of_server}`), on its GPUs or on a CPU"
+    if chosen := chosen_by_import(file):
+        package = next(one for one in packages_of(chosen[0]) if one in BY_IMPORT)
+        return f"{package} chooses the device itself, and knows none but CUDA's and Apple's"
     if "ray" in file.tree.imported_packages and (asked := _asking_for_gpus(file)) is not None:
         line = file.tree.line(file.span(asked).start)
         return f"line {line} asks Ray for GPUs, which may be NVIDIA's alone"
@@ -191,6 +201,25 @@ def computes_elsewhere(file: SourceFile) -> str:
         line = file.tree.line(file.span(text).start)
         return f"line {line} looks for words that torch says of CUDA alone"
     return ""
+
+
+@kept
+def chosen_by_import(file: SourceFile) -> list[cst.Import | cst.ImportFrom]:
+    """The imports of libraries that choose the device of all that a program computes with them."""
+    found = []
+    for statement in file.tree.imports if not file.tree.imported_packages.isdisjoint(BY_IMPORT) else ():
+        package = next((one for one in packages_of(statement) if one in BY_IMPORT), "")
+        is_optional = any(isinstance(one, (cst.Try, cst.If)) for one in file.tree.ancestors(statement))
+        is_needed = file.tree.function(statement) is None and not is_optional
+        if package and is_needed and package not in file.survey.modules and not _is_told(file, package):
+            found.append(statement)
+    return found
+
+
+def _is_told(file: SourceFile, package: str) -> bool:
+    """Whether a program tells a library its device: ``flair.device = device``."""
+    reads = (one for one in file.attributes.get("device", ()) if is_assigned(file, one))
+    return any(file.tree.qualified(one) == f"{package}.device" for one in reads)
 
 
 _OF_ERRORS = re.compile(r"\bCUDA (out of memory|error)|\bcuDNN error|\bCUBLAS_|\bCUDA_ERROR")

@@ -26,7 +26,7 @@ from acclimate_port.conditions.hidden_devices import hiding, replacing
 from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.conditions.statements import later_tests, leaves
 from acclimate_port.dataflow.caches import is_cache
-from acclimate_port.dataflow.own_devices import choosing, operator_calls, words_expected
+from acclimate_port.dataflow.own_devices import choosing, chosen_by_import, operator_calls, words_expected
 from acclimate_port.dataflow.receivers import LIGHTNING, given_to_others, holders_given, library_named
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device, may_take_host
@@ -49,6 +49,7 @@ from acclimate_port.decisions.symbols import (
     reference,
     sources,
 )
+from acclimate_port.source.device_choosers import BY_CALL
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
@@ -78,7 +79,7 @@ _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 """Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
-_TRAINERS = (*LIGHTNING, "stable_baselines3", "sb3_contrib", "catalyst")
+_TRAINERS = (*LIGHTNING, *BY_CALL)
 """Libraries that run a program's own code on the device that they choose."""
 _BUILDERS = ("torch.utils.cpp_extension.load",)
 _KERNELS = re.compile(r"\.cu[\"']|\bcuda_sources\b")
@@ -202,7 +203,8 @@ class Across:
         for index in self._device.staying(self._device.turned_off):
             for text in self._homes(index):
                 add(Symbol(Kind.CAST, text), self._all[index].root.finding.place)
-        elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in _TRAINERS]
+        elsewhere: list[cst.CSTNode] = [*chosen_by_import(self._file)]
+        elsewhere += [call for call, name in choosing(self._file) if name.partition(".")[0] in _TRAINERS]
         bound = (*operator_calls(self._file), *words_expected(self._file))
         for setting in (*hiding(self._file), *replacing(self._file), *elsewhere, *bound):
             for text in self._homes_of(setting):
