@@ -134,3 +134,39 @@ def test_a_dataset_on_the_device_is_held_back_if_workers_get_it(
     }
     found = site(ported_project(tmp_path, files, target)["data.py"], move)
     assert found.status is (Status.CONVERTED if workers == "0" else Status.UNSAFE), found
+
+
+PACKAGES = {
+    "imported in a function": "def use(x):\n    from apex import amp\n    return amp.initialize(x)\n",
+    "tried at import": "try:\n    import cupy\nexcept ImportError:\n    cupy = None\n\n\ndef use(x):\n    return cupy.asarray(x)\n",
+    "for NVIDIA's driver": "import pynvml\n\n\ndef use(x):\n    pynvml.nvmlInit()\n    return x\n",
+    "with kernels": "from numba import cuda\n\n\n@cuda.jit\ndef fill(x):\n    x[0] = 1\n\n\ndef use(x):\n    fill[1, 1](x)\n",
+}
+OPTIONAL_PACKAGES = {
+    "by an answer": "try:\n    import cupy\nexcept ImportError:\n    cupy = None\n\n\ndef use(x):\n    return cupy.asarray(x) if cupy else x\n",
+    "by a flag": "def use(x, fused=False):\n    if fused:\n        from apex import amp\n        x = amp.initialize(x)\n    return x\n",
+    "after a return": "try:\n    import cupy\nexcept ImportError:\n    cupy = None\n\n\ndef use(x):\n    if cupy is None:\n        return x\n"
+    "    return cupy.asarray(x)\n",
+    "in a try": "def use(x):\n    try:\n        from apex import amp\n        return amp.initialize(x)\n    except ImportError:\n        return x\n",
+    "compiled for the host": "import numba\n\n\n@numba.njit\ndef fill(x):\n    x[0] = 1\n\n\ndef use(x):\n    fill(x)\n",
+}
+TAKER = f"import torch\nfrom lib import use\n\nprint(use(torch.zeros(3).to({CHOICE})))\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_device_goes_with_a_package_for_cuda_that_another_file_needs(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    found = site(
+        ported_project(tmp_path, {"lib.py": PACKAGES[kind], "main.py": TAKER}, target)["main.py"], CHOICE
+    )
+    assert found.status is Status.UNSAFE
+
+
+@pytest.mark.parametrize("kind", OPTIONAL_PACKAGES)
+def test_a_device_is_safe_beside_a_package_for_cuda_that_another_file_may_use(
+    kind: str, tmp_path: Path
+) -> None:
+    files = {"lib.py": OPTIONAL_PACKAGES[kind], "main.py": TAKER}
+    assert site(ported_project(tmp_path, files, "acclimate")["main.py"], CHOICE).status is Status.CONVERTED

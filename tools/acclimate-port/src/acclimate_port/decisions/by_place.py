@@ -12,6 +12,7 @@ from acclimate_port.conditions.accepted_words import reason_against_words
 from acclimate_port.conditions.branches import holders_of_result
 from acclimate_port.conditions.checkpoints import reason_against_split
 from acclimate_port.conditions.expected_errors import meant_to_fail
+from acclimate_port.conditions.expected_numbers import reason_against_numbers
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.hidden_devices import reason_against_hidden, reason_against_replaced
 from acclimate_port.conditions.host_answers import only_serves
@@ -176,6 +177,7 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason or computes_in_64_bits(file, node, may_be_host=may_take_host(file, finding))
     if not reason and (is_whole or finding.rule.name in ("mixed-precision", "data-parallel")):
         reason = given_by_base(file, node)
+    reason = reason or (reason_against_numbers(file, node) if is_choice else "")
     is_load = finding.rule.code == "ACC307"
     return reason or (
         _CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node, is_load=is_load) else ""

@@ -86,5 +86,7 @@ NEEDED = {
     *("cuml", "cudf", "cugraph", "cuvs", "rmm", "cumm", "torch2trt", "trtorch"),
 }
 """Packages for NVIDIA GPUs without which a program that imports them in any case does not start."""
+ONLY_QUERY = {"pynvml", "py3nvml", "nvidia_smi"}
+"""Packages that are imported anywhere, and whose functions need NVIDIA's driver."""
 OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex", *OWN_MODULES)
 """Packages with such layers, which a program with an optional import of them has beside torch's."""

@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from acclimate_port.source.cuda_packages import NEEDED, ONLY_QUERY
 from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
 
 MODULE = "<module>"
@@ -24,6 +25,13 @@ _USES_WORDS = (
     *("sdp_kernel(", "sdpa_kernel(", "ProcessPoolExecutor("),
 )
 """One of these is in each text that the pattern finds; looking for them takes a tenth of its time."""
+_PACKAGES = re.compile(
+    rf"^[ \t]+(?:from|import)[ \t]+(?:{'|'.join(sorted(NEEDED | ONLY_QUERY))})\b|\bnvmlInit"
+    r"|^[ \t]*from[ \t]+numba\b|\bnumba\.cuda\b",
+    re.M,
+)
+"""Imports of packages for NVIDIA's GPUs that may not run when a file is imported, and kernels of numba."""
+_OPTIONAL = (ast.If, ast.IfExp, ast.Try, ast.BoolOp, ast.Lambda)
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
 _SETTINGS = re.compile(r"config|default", re.IGNORECASE)
@@ -87,13 +95,16 @@ def given_to_cuda(
     """
     text = text_of(source)
     is_likely = any(word in text for word in _USES_WORDS) and _USES.search(text) is not None
-    module = module_of(source) if is_likely else None
+    uses_package = _PACKAGES.search(text) is not None
+    module = module_of(source) if is_likely or uses_package else None
     if module is None:
         return {}
     natives = _natives(module, extensions) if "cpu" in text else set()
     is_parallel = "multiprocessing" in text
     workers = _run_by_workers(module) if _STARTS_PROCESSES.search(text) else None
     found = _built_at_import(module)
+    packages = _packages_tried(module) if uses_package else set()
+    kernels = _kernels_of_numba(module) if "numba" in text else set()
     for statement in module.body:
         home = statement.name if isinstance(statement, _HOMES) else MODULE
         lines = [*_beside_host(statement, natives)] if natives else []
@@ -103,6 +114,8 @@ def given_to_cuda(
             lines += _held_by_dataset(statement)
         if workers is not None:
             lines += _given_by_worker(statement, workers)
+        if uses_package:
+            lines += _needing_packages(statement, packages, kernels)
         lines += _taken_by_others(module if home is MODULE else statement, statement, text)
         if lines:
             found.setdefault(home, min(lines))
@@ -330,6 +343,64 @@ def _taken_by_others(scope: ast.AST, statement: ast.AST, text: str) -> Iterator[
         elif name in _SEND_BY_MPI and "mpi4py" in text and owner:
             given_all = [part for one in call.args for part in (getattr(one, "elts", [one]))]
             yield from [call.lineno] if any(_is_moved(one, _moved(scope)) for one in given_all) else []
+
+
+def _packages_tried(module: ast.Module) -> set[str]:
+    """The names of packages for NVIDIA's GPUs that a module imports if they are there."""
+    tried = [one for one in module.body if isinstance(one, (ast.Try, ast.If))]
+    imports = [one for held in tried for one in python_nodes(held)]
+    imports += [one for one in module.body if isinstance(one, (ast.Import, ast.ImportFrom))]
+    return {name for one in imports for name in _names_of_packages(one, at_import=one in module.body)}
+
+
+def _names_of_packages(statement: ast.AST, *, at_import: bool = False) -> Iterator[str]:
+    """The names that an import binds to what is of a package for NVIDIA's GPUs.
+
+    One that is always imported with the file is known by that, unless only its calls need a GPU.
+    """
+    packages = ONLY_QUERY if at_import else NEEDED | ONLY_QUERY
+    if isinstance(statement, ast.Import):
+        yield from (
+            one.asname or one.name.partition(".")[0]
+            for one in statement.names
+            if one.name.partition(".")[0] in packages
+        )
+    elif isinstance(statement, ast.ImportFrom) and not statement.level:
+        is_one = (statement.module or "").partition(".")[0] in packages
+        yield from (one.asname or one.name for one in statement.names if is_one)
+
+
+def _kernels_of_numba(module: ast.Module) -> set[str]:
+    """The functions of a module that numba compiles for CUDA."""
+    functions = [one for one in module.body if isinstance(one, _FUNCTIONS)]
+    marks = {
+        one.name: [_text(getattr(mark, "func", mark)) for mark in one.decorator_list] for one in functions
+    }
+    return {name for name, held in marks.items() if any(mark.endswith("cuda.jit") for mark in held)}
+
+
+def _needing_packages(statement: ast.stmt, tried: set[str], kernels: set[str]) -> Iterator[int]:
+    """The lines that need a package for NVIDIA's GPUs or a kernel wherever their function runs."""
+    for function in (one for one in python_nodes(statement) if isinstance(one, _FUNCTIONS)):
+        names, waiting = {*tried}, [*_before_return(function.body)]
+        names |= {name for one in function.body for name in _names_of_packages(one)}
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, (*_OPTIONAL, *_FUNCTIONS)):
+                continue
+            waiting += ast.iter_child_nodes(node)
+            if isinstance(node, ast.Call):
+                is_started = isinstance(node.func, ast.Subscript) and _text(node.func.value) in kernels
+                if is_started or _text(node.func).partition(".")[0] in names:
+                    yield node.lineno
+
+
+def _before_return(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a function up to the first test after which it may return: ``if not apex: return x``."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return):
+            return
 
 
 def _imports_of_others(text: str, name: str) -> bool:
