@@ -230,3 +230,16 @@ def test_a_device_goes_with_a_library_of_another_file_that_chooses_its_own(
 def test_a_device_is_safe_beside_a_library_that_is_told_its_device(library: str, tmp_path: Path) -> None:
     files = {"lib.py": HELPER, "main.py": TOLD[library]}
     assert _statuses(tmp_path, files, "acclimate", "lib.py") == {Status.CONVERTED}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [("device", Status.UNSAFE), ("str(device)", Status.UNSAFE), ("'cpu'", Status.CONVERTED)],
+)
+def test_a_device_that_another_file_sends_in_a_message_is_unsafe(
+    given: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    lib = f"import requests\n\n\ndef ask(device):\n    return requests.post('http://a', json={{'device': {given}}})\n"
+    main = f"import torch\nfrom lib import ask\n\ndevice = {CHOICE}\nprint(ask(device), torch.zeros(3).to(device))\n"
+    assert _statuses(tmp_path, {"lib.py": lib, "main.py": main}, target) == {status}

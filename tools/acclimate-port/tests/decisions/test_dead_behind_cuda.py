@@ -190,3 +190,45 @@ def test_a_device_stays_with_the_figures_that_get_it(use: str, status: Status, t
         f"        device = torch.device('cuda', number)\n    print({use})\n"
     )
     assert site_of(port_text(text, Settings(target)), "torch.device('cuda', number)").status is status
+
+
+TOOLS = {
+    "at once": ("subprocess.check_output(['nvidia-smi', '-L'])", Status.UNSAFE),
+    "where CUDA is": (
+        "subprocess.check_output(['nvidia-smi']) if torch.cuda.is_available() else b''",
+        Status.CONVERTED,
+    ),
+    "another tool": ("subprocess.check_output(['nproc'])", Status.CONVERTED),
+}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", TOOLS)
+def test_a_device_after_a_function_that_runs_nvidias_tools_is_unsafe(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    run, status = TOOLS[kind]
+    lib = f"import subprocess\n\nimport torch\n\n\ndef count():\n    return len({run})\n"
+    choice = '"cuda" if torch.cuda.is_available() else "cpu"'
+    main = f"import torch\nfrom lib import count\n\nnumber = count()\nx = torch.zeros(number).to({choice})\n"
+    found = ported_project(tmp_path, {"lib.py": lib, "main.py": main}, target)["main.py"]
+    assert site(found, choice).status is status
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        ("torch.cuda.get_device_capability(device)[0] >= 8", Status.UNSAFE),
+        ("torch.cuda.get_device_properties(device).name", Status.CONVERTED),
+        ("torch.cuda.get_device_capability(0)[0] >= 8", Status.CONVERTED),
+    ],
+)
+def test_a_device_goes_with_a_call_of_another_file_that_gets_it_and_stays(
+    call: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    lib = f"import torch\n\n\ndef ask(device):\n    return {call}\n"
+    choice = '"cuda" if torch.cuda.is_available() else "cpu"'
+    main = f"import torch\nfrom lib import ask\n\ndevice = torch.device({choice})\nprint(ask(device), torch.zeros(3).to(device))\n"
+    found = ported_project(tmp_path, {"lib.py": lib, "main.py": main}, target)["main.py"]
+    assert site(found, choice).status is status

@@ -50,6 +50,30 @@ NARROW = {
     "a move in a type": "torch.from_numpy(np.zeros(3)).to(device, torch.float32)",
 }
 
+LIBRARIES = "from PIL import Image\nfrom scipy.io import wavfile\nfrom sklearn.utils.class_weight import compute_class_weight\nimport cv2\nimport trimesh\n"
+READ_WIDE = {
+    "an image of OpenCV": "x = cv2.cvtColor(cv2.imread(path), cv2.COLOR_BGR2RGB) / 255.0",
+    "an image of Pillow": "x = np.array(Image.open(path).convert('RGB'))\n    x = x.transpose(2, 0, 1) / 255",
+    "a sound": "_, x = wavfile.read(path)\n    x = x / 32768.0",
+    "weights of classes": "x = compute_class_weight('balanced', classes=[0, 1], y=path)",
+    "a shape": "x = np.asarray(trimesh.load(path).vertices)",
+    "positions of atoms": "x = path.get_positions()",
+}
+READ_NARROW = {
+    "an image of 8 bits": "x = cv2.resize(cv2.imread(path), (3, 3))",
+    "an image of fewer bits": "x = cv2.imread(path).astype(np.float32) / 255.0",
+    "an image with a type": "x = np.array(Image.open(path), dtype=np.float32) / 255",
+    "another library's array": "x = path.read() / 255.0",
+}
+
+
+@pytest.mark.parametrize("kind", [*READ_WIDE, *READ_NARROW])
+def test_what_is_read_from_a_file_has_the_bits_that_its_library_gives(kind: str) -> None:
+    line = READ_WIDE.get(kind) or READ_NARROW[kind]
+    text = f"{HEAD}{LIBRARIES}\n\ndef f(path, device):\n    {line}\n    return torch.from_numpy(x){{}}.to(device)\n"
+    assert bool(float64(text.format("")).on_device) == (kind in READ_WIDE)
+    assert not float64(text.format(".float()")).on_device
+
 
 def source(line: str) -> str:
     body = line if line.startswith("x = ") else f"return {line}"

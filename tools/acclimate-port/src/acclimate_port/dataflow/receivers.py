@@ -174,8 +174,14 @@ def given_to_others(file: SourceFile) -> list[cst.BaseExpression]:
         if dotted(call.func).partition(".")[0] in names:
             for argument in call.args:
                 if receiver_of_settings(file, argument.value) is not None:
-                    found.append(argument.value)
+                    held = argument.value.elements if isinstance(argument.value, cst.Dict) else ()
+                    found += [argument.value, *(_without_str(one.value) for one in held)]
     return found
+
+
+def _without_str(value: cst.BaseExpression) -> cst.BaseExpression:
+    is_str = isinstance(value, cst.Call) and called_name(value) == "str" and len(value.args) == 1
+    return value.args[0].value if isinstance(value, cst.Call) and is_str else value
 
 
 def _is_own_class(file: SourceFile, call: cst.Call) -> bool:

@@ -82,6 +82,8 @@ _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 _TRAINERS = (*LIGHTNING, *BY_CALL)
 """Libraries that run a program's own code on the device that they choose."""
 _BUILDERS = ("torch.utils.cpp_extension.load",)
+_TOOL = "nvidia-smi"
+_RAISE_WITHOUT_COMMAND = ("subprocess.check_output", "subprocess.check_call")
 _KERNELS = re.compile(r"\.cu[\"']|\bcuda_sources\b")
 _ACCESSES = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
 _MAY_NOT_RUN = (
@@ -177,7 +179,13 @@ class Across:
                     add(symbol, self._all[index].finding.place)
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
         staying = (
-            *(self._tests_that_stay(), self._keys(), self._given_to_others(), self._accepted()),
+            *(
+                self._tests_that_stay(),
+                self._devices_of_calls(),
+                self._keys(),
+                self._given_to_others(),
+                self._accepted(),
+            ),
             *(self._names_of_files(), self._flags_before_others()),
             *(self._code_that_stays(), self._after_checks(), self._answers_given(), self._builds()),
         )
@@ -453,6 +461,14 @@ class Across:
             if isinstance(device, cst.Attribute) and device.attr.value == "device":
                 yield from ((Symbol(Kind.TENSOR, text), place) for text in sources(file, device.value))
 
+    def _devices_of_calls(self) -> Iterator[tuple[Symbol, Span]]:
+        """The devices from other files that calls of torch.cuda get which stay, and where these are."""
+        for index in filter(self._stays, self._all.of_rules("runtime-call")):
+            node = self._all[index].finding.node
+            for argument in node.args[:1] if isinstance(node, cst.Call) else ():
+                for text in sources(self._file, argument.value):
+                    yield Symbol(Kind.DEVICE, text), self._file.span(node)
+
     def _keys(self) -> Iterator[tuple[Symbol, Span]]:
         """What is looked up in tables of modules and objects, whose keys stay, and where."""
         file = self._file
@@ -561,7 +577,10 @@ class Across:
     def _after_calls(self) -> Iterator[tuple[int, str]]:
         """The decisions on the device after calls of functions in the same block, with these."""
         placed = set(self._device.groups[Kind.PLACE])
-        for statement in self._file.tree.of_type(cst.Expr) if placed else ():
+        statements = (
+            [*self._file.tree.of_type(cst.Expr), *self._file.tree.of_type(cst.Assign)] if placed else []
+        )
+        for statement in statements:
             call, line = statement.value, self._file.tree.parent(statement)
             block = self._file.tree.parent(line) if line is not None else None
             text = self._code(call.func).text if isinstance(call, cst.Call) else ""
@@ -570,8 +589,15 @@ class Across:
                 yield from ((index, text) for index in self._all.counted([later]) if index in placed)
 
     def _builds(self) -> Iterator[tuple[Symbol, Span]]:
-        """The functions that build an extension for CUDA whenever they are first called."""
+        """The functions that end a program without CUDA: they build an extension, or run NVIDIA's tools."""
         file = self._file
+        for call in file.tree.of_type(cst.Call) if _TOOL in file.tree.text else ():
+            is_run = file.tree.qualified(call.func) in _RAISE_WITHOUT_COMMAND
+            if is_run and _TOOL in file.tree.source(call) and not file.is_guarded(call):
+                around = [*file.tree.ancestors(call)]
+                if not any(isinstance(one, (cst.Try, cst.IfExp, cst.If)) for one in around):
+                    functions = (of_function(file, one) for one in around if isinstance(one, cst.FunctionDef))
+                    yield from ((Symbol(Kind.BUILD, text), file.span(call)) for text in functions)
         if "cpp_extension" not in file.tree.text or not _KERNELS.search(file.tree.text):
             return
         for call in file.tree.of_type(cst.Call):

@@ -382,7 +382,8 @@ def _kernels_of_numba(module: ast.Module) -> set[str]:
 def _needing_packages(statement: ast.stmt, tried: set[str], kernels: set[str]) -> Iterator[int]:
     """The lines that need a package for NVIDIA's GPUs or a kernel wherever their function runs."""
     for function in (one for one in python_nodes(statement) if isinstance(one, _FUNCTIONS)):
-        names, waiting = {*tried}, [*_before_return(function.body)]
+        names = {*tried}
+        waiting: list[ast.AST] = [*_before_return(function.body)]
         names |= {name for one in function.body for name in _names_of_packages(one)}
         while waiting:
             node = waiting.pop()
@@ -396,7 +397,7 @@ def _needing_packages(statement: ast.stmt, tried: set[str], kernels: set[str]) -
 
 
 def _before_return(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a function up to the first test after which it may return: ``if not apex: return x``."""
+    """The statements of a function up to a test after which it may return: ``if apex is None: return x``."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return):

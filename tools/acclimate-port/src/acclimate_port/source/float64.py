@@ -61,11 +61,19 @@ _OF_OTHERS = re.compile(
     r"scipy\.(linalg|stats|spatial|signal\.(windows|get_window|gaussian)|interpolate|integrate|optimize|special\.\w+"
     r"|io\.loadmat)\b|sklearn\.(datasets|preprocessing|decomposition)\b|skimage\.transform\.(resize|rescale|warp)"
     r"|skimage\.(util\.)?img_as_float$|pandas\.read_\w+|soundfile\.read$|networkx\.(to_numpy_\w+|adjacency_spectrum)"
-    r"|pyworld\.|python_speech_features\.|cv2\.(get\w*(Transform|RotationMatrix2D)|invertAffineTransform|findHomography"
+    r"|sklearn\.utils\.class_weight\.compute_\w+|pyworld\.|python_speech_features\.|cv2\.(get\w*(Transform|RotationMatrix2D)|invertAffineTransform|findHomography"
     r"|Rodrigues|estimateAffine\w+)"
 )
 """Functions of other libraries whose results are of 64 bits."""
-_METHODS_OF_OTHERS = {"get_fdata", "to_numpy"}
+_METHODS_OF_OTHERS = {"get_fdata", "to_numpy", "get_positions", "get_scaled_positions", "GetPositions"}
+_WHOLE = {"numpy.bincount", "numpy.arange", "numpy.histogram"}
+_WHOLE_IF_GIVEN = {"numpy.array", "numpy.asarray", "numpy.ascontiguousarray", "numpy.copy", "numpy.squeeze"}
+_WHOLE_METHODS = {"transpose", "copy", "reshape", "squeeze", "convert", "resize", "crop"}
+"""Methods of arrays and images whose result has the numbers of the same type."""
+_SHAPES = {"trimesh": {"vertices", "vertex_normals"}, "open3d": {"points", "vertices", "normals"}}
+"""Attributes of the shapes of other libraries that are of 64 bits."""
+_IMAGES_READ = re.compile(r"(cv2|imageio(\.v\d)?|skimage\.io)\.imread$|PIL\.Image\.open$|cv2\.imdecode$")
+_IMAGES_KEPT = re.compile(r"cv2\.(cvtColor|resize|flip|rotate|copyMakeBorder|warpAffine)$|numpy\.transpose$")
 _VIEWS = {
     *("unsqueeze", "squeeze", "view", "reshape", "permute", "transpose", "contiguous", "clone", "expand"),
     *("repeat", "flatten", "t", "detach", "requires_grad_"),
@@ -392,6 +400,8 @@ class _Reader:
                 return found | self._of_game(node.attr, held)
             is_part = node.attr in ("T", "values", "data", "flat", "real")
             own = self._numbers(node.value, depth) - {GAME} if is_part else _NONE
+            is_of_shape = any(node.attr in names and one in self._packages for one, names in _SHAPES.items())
+            own |= frozenset({SURE}) if is_of_shape else _NONE
             return own | self._of_game(node.attr, [])
         if isinstance(node, ast.Subscript):
             key = node.slice.value if isinstance(node.slice, ast.Constant) else None
@@ -414,11 +424,26 @@ class _Reader:
             return self._numbers(node.value, depth)
         return self._numbers_of_call(node, depth) if isinstance(node, ast.Call) else _NONE
 
-    def _is_whole(self, node: ast.AST) -> bool:
-        """Whether a value is an array of whole numbers, which a division makes one of float64."""
-        values = [one for _, one, _ in self._bindings(node)] if isinstance(node, ast.Name) else [node]
-        calls = [self._full(one.func) for one in values if isinstance(one, ast.Call)]
-        return any(one in ("numpy.bincount", "numpy.arange", "numpy.histogram") for one in calls)
+    def _is_whole(self, node: ast.AST | None, depth: int = _DEPTH) -> bool:
+        """Whether a value is an array of whole numbers, which a division makes one of float64: an image's."""
+        if isinstance(node, ast.Name):
+            return depth > 0 and any(self._is_bound_to_whole(one, depth - 1) for one in self._bindings(node))
+        if isinstance(node, ast.Subscript):
+            return self._is_whole(node.value, depth)
+        if not isinstance(node, ast.Call):
+            return False
+        full, is_typed = self._full(node.func), _word(node, "dtype") is not None or len(node.args) > 1
+        if full in _WHOLE or _IMAGES_READ.match(full):
+            return True
+        if _IMAGES_KEPT.match(full) or (full in _WHOLE_IF_GIVEN and not is_typed):
+            return self._is_whole(node.args[0] if node.args else None, depth)
+        is_kept = isinstance(node.func, ast.Attribute) and node.func.attr in _WHOLE_METHODS
+        return is_kept and isinstance(node.func, ast.Attribute) and self._is_whole(node.func.value, depth)
+
+    def _is_bound_to_whole(self, bound: _Bound, depth: int) -> bool:
+        _, value, part = bound
+        is_sound = isinstance(value, ast.Call) and self._full(value.func) == "scipy.io.wavfile.read"
+        return part == 1 if is_sound else part < 0 and self._is_whole(value, depth)
 
     def _of_game(self, name: str, held: list[_Bound]) -> Evidence:
         """Whether a name is one of what a game gives, and the file does not show numbers of fewer bits."""
