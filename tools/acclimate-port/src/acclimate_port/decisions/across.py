@@ -577,9 +577,8 @@ class Across:
     def _after_calls(self) -> Iterator[tuple[int, str]]:
         """The decisions on the device after calls of functions in the same block, with these."""
         placed = set(self._device.groups[Kind.PLACE])
-        statements = (
-            [*self._file.tree.of_type(cst.Expr), *self._file.tree.of_type(cst.Assign)] if placed else []
-        )
+        statements: list[cst.Expr | cst.Assign] = [*self._file.tree.of_type(cst.Expr)] if placed else []
+        statements += self._file.tree.of_type(cst.Assign) if placed else []
         for statement in statements:
             call, line = statement.value, self._file.tree.parent(statement)
             block = self._file.tree.parent(line) if line is not None else None
