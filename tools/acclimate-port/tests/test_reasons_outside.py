@@ -48,6 +48,10 @@ ELSEWHERE = {
     "    return torch.zeros(3).to(device)\n\n\nwith ProcessPoolExecutor() as pool:\n    pool.submit(work, 1)\n",
     "a method by its name": f"{DEVICE}kind = {CHOICE}\ngetattr(x, 'run_' + kind)()\n",
     "a module by its name": f"import importlib\n{DEVICE}kind = {CHOICE}\nimportlib.import_module(f'kernels_{{kind}}')\n",
+    "a name of code alone": f"import kernels\n{DEVICE}kind = {CHOICE}\ngetattr(kernels, kind)()\n",
+    "a name of a global": f"{DEVICE}kind = {CHOICE}\nglobals()[f'run_{{kind}}']()\n",
+    "an operator of its own": f"{DEVICE}\n\n@torch.library.custom_op('own::f', mutates_args=(), device_types=('cpu', 'cuda'))\n"
+    "def f(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n",
     "a command": f"import os\n{DEVICE}kind = {CHOICE}\nos.system(f'pip install mine-{{kind}}')\n",
     "an autocast in another one": f"{DEVICE}with torch.autocast('cuda', dtype=torch.bfloat16):\n"
     "    with torch.cuda.amp.autocast():\n        x.sum()\n",
@@ -69,12 +73,17 @@ ON_ANY = {
     "a batch of the host": DEVICE + COLLATE.format("") + SPAWN,
     "a result of the host": DEVICE + POOL.format(""),
     "an error of any device": DEVICE + ERROR.format('"out of memory"'),
+    "a module of torch's": f"{DEVICE}kind = {CHOICE}\ngetattr(torch, kind).empty_cache()\n",
+    "an operator for any device": f"{DEVICE}\n\n@torch.library.custom_op('own::f', mutates_args=())\n"
+    "def f(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n",
     "a message": f"{DEVICE}print('device=', device)\n",
     "another variable": f"import os\n{DEVICE}os.environ['JAX_PLATFORMS'] = 'cpu'\n",
 }
 LIBRARIES = {
     "a library of C": "import ctypes\n\nlib = ctypes.CDLL('a.so')\n\n\ndef give(x):\n    lib.scale(ctypes.c_void_p(x.data_ptr()))\n",
     "another framework": "import torch\nimport jax\n\n\ndef give(x: torch.Tensor):\n    return jax.dlpack.from_dlpack(x)\n",
+    "an operator of its own": "import torch\n\nlib = torch.library.Library('own', 'IMPL')\n\n\n@torch.library.impl(lib, 'f', 'CUDA')\n"
+    "def on_gpu(x):\n    return x\n\n\ndef give(x: torch.Tensor):\n    return torch.ops.own.f(x)\n",
     "an error of CUDA": "import torch\n\n\ndef give(x: torch.Tensor):\n    try:\n        return x.sum()\n    except RuntimeError as error:\n"
     "        if 'CUDA out of memory' not in str(error):\n            raise\n",
 }

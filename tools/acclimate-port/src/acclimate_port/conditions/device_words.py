@@ -41,6 +41,8 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
     if any(_is_in_environment(file, use) for use in uses_of(file, device)):
         return _IN_ENVIRONMENT
     for use in uses_of(file, device):
+        if line := _line_of_attribute(file, use):
+            return f"line {line} looks for a name, or runs a command, with the device in it"
         text = text_with(file, use)
         if text is not None and (line := _line_of_load(file, text)):
             return f"line {line} reads a file that has the device in its name"
@@ -53,9 +55,23 @@ def _line_of_name(file: SourceFile, text: cst.CSTNode) -> int:
     """The line in which a text is a name of code, or a command: ``getattr(net, f"run_{device}")``; or 0."""
     for use in uses_of(file, text, computed=True):
         given = file.tree.given_to(use)
+        if isinstance(at := file.tree.parent(use), cst.Index):  # `globals()[f"run_{device}"]`
+            entry = file.tree.parent(file.tree.parent(at) or at)
+            table = entry.value if isinstance(entry, cst.Subscript) else None
+            if isinstance(table, cst.Call) and dotted(table.func) in ("globals", "locals", "vars"):
+                return file.tree.line(file.span(table).start)
         if given is not None and (given.index == NAMED_AT.get(given.name) or _runs(given.full, given.index)):
             return file.tree.line(file.span(given.call).start)
     return 0
+
+
+def _line_of_attribute(file: SourceFile, use: cst.CSTNode) -> int:
+    """The line in which a device is the name of code: ``getattr(kernels, device)``; 0 for a name of torch."""
+    given = file.tree.given_to(use)
+    if given is None or given.index is None or given.index != NAMED_AT.get(given.name):
+        return 0
+    is_torchs = given.index > 0 and file.tree.qualified(given.call.args[0].value) == "torch"
+    return 0 if is_torchs else file.tree.line(file.span(given.call).start)
 
 
 def _runs(function: str, index: int | None) -> bool:

@@ -19,6 +19,7 @@ from acclimate_port.source.float64 import REASON, Float64, float64
 from acclimate_port.source.torch_cuda import STREAMS
 from acclimate_port.source.tree import (
     base_names,
+    called_name,
     dotted,
     keyword,
     modules_of,
@@ -197,6 +198,9 @@ def computes_elsewhere(file: SourceFile) -> str:
     if (call := next(iter(operator_calls(file)), None)) is not None:
         line = file.tree.line(file.span(call).start)
         return f"line {line} computes with operators that run on a CPU and with CUDA alone"
+    if (registered := next(iter(kernels_registered(file)), None)) is not None:
+        line = file.tree.line(file.span(registered).start)
+        return f"line {line} registers a kernel for CUDA, and other devices have none"
     if (text := next(iter(words_expected(file)), None)) is not None:
         line = file.tree.line(file.span(text).start)
         return f"line {line} looks for words that torch says of CUDA alone"
@@ -239,6 +243,25 @@ def words_expected(file: SourceFile) -> list[cst.CSTNode]:
         is_compared = file.tree.around(text, cst.Comparison) is not None
         if (is_searched and _OF_ERRORS.search(value)) or (is_compared and _OF_TENSORS.search(value)):
             found.append(text)
+    return found
+
+
+_REGISTER = {"custom_op", "impl", "register_kernel"}
+
+
+@kept
+def kernels_registered(file: SourceFile) -> list[cst.Call]:
+    """The calls that give an operator of the program's own a kernel for CUDA, which no other device has."""
+    if _REGISTER.isdisjoint(file.names):
+        return []
+    found = []
+    for call in file.tree.of_type(cst.Call):
+        name, words = called_name(call), [string_value(one.value) for one in call.args]
+        kinds = keyword(call, "device_types")
+        is_one = name == "custom_op" and kinds is not None and "cuda" in file.tree.source(kinds)
+        is_one = is_one or (name == "impl" and "CUDA" in words)
+        if is_one or (name == "register_kernel" and "cuda" in words):
+            found.append(call)
     return found
 
 

@@ -26,7 +26,13 @@ from acclimate_port.conditions.hidden_devices import hiding, replacing
 from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.conditions.statements import later_tests, leaves
 from acclimate_port.dataflow.caches import is_cache
-from acclimate_port.dataflow.own_devices import choosing, chosen_by_import, operator_calls, words_expected
+from acclimate_port.dataflow.own_devices import (
+    choosing,
+    chosen_by_import,
+    kernels_registered,
+    operator_calls,
+    words_expected,
+)
 from acclimate_port.dataflow.receivers import LIGHTNING, given_to_others, holders_given, library_named
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device, may_take_host
@@ -217,6 +223,11 @@ class Across:
         for setting in (*hiding(self._file), *replacing(self._file), *elsewhere, *bound):
             for text in self._homes_of(setting):
                 add(Symbol(Kind.PLACE, text), self._file.span(setting))
+        registered = kernels_registered(self._file)
+        called = self._file.attributes.get("ops", ()) if registered else ()
+        for node in (*registered, *called):
+            for text in (*self._homes_of(node), *self._decorated(node)):
+                add(Symbol(Kind.PLACE, text), self._file.span(registered[0]))
         for index in self._device.staying(self._device.exchanging)[:1]:
             add(_BACKEND, self._all[index].root.finding.place)
         for index in self._device.staying(self._device.reports)[:1]:
@@ -239,6 +250,12 @@ class Across:
     def _homes_of(self, node: cst.CSTNode) -> list[str]:
         home = self._outermost(node)
         return [f"here:{name}" for name in ([home] if home else [*self._bound_by(node), MODULE])]
+
+    def _decorated(self, node: cst.CSTNode) -> Iterator[str]:
+        """The function that a call is a decorator of."""
+        at = self._file.tree.parent(node)
+        owner = self._file.tree.parent(at) if isinstance(at, cst.Decorator) else None
+        yield from [of_function(self._file, owner)] if isinstance(owner, cst.FunctionDef) else []
 
     def _bound_by(self, node: cst.CSTNode) -> Iterator[str]:
         """The names that an assignment around a node binds, or whose attributes: ``_C.DEVICE = "cuda"``."""

@@ -61,6 +61,7 @@ _STEPS = 3
 """How many names are followed to where a state comes from."""
 _TENSOR_SUFFIX = "Tensor"
 _ON_EVERY_DEVICE = ("name", "total_memory")
+_SHOW_PROPERTIES = ("print", "str", "repr", "getattr", "info", "debug", "warning", "format", "append")
 _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
 """The values of CUDA device properties to use on other devices; ``0`` for all others."""
 
@@ -294,6 +295,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return "a state that was saved on CUDA fits no other device's generator"
         if name == "get_device_properties" and (own := _own_property(file, node)):
             return f"only CUDA's devices have the property `{own}`"
+        if name == "get_device_properties" and _gives_properties(file, node):
+            return "other code gets these properties, of which only CUDA's devices may have some"
         if name in ("is_available", "device_count") and (word := word_of_library(file, node)):
             return f"another library gets {word}, and may not know other accelerators by it"
         if name in ("is_available", "device_count") and returns_word(file, node):
@@ -588,6 +591,19 @@ def _own_property(file: SourceFile, call: cst.Call) -> str:
     read = [file.tree.parent(holder) for holder in _holders(file, call)]
     names = [asked.attr.value for asked in read if isinstance(asked, cst.Attribute)]
     return next((name for name in names if name not in _ON_EVERY_DEVICE), "")
+
+
+def _gives_properties(file: SourceFile, call: cst.Call) -> bool:
+    """Whether other code gets the properties of a device, and may read any of them: ``return properties``."""
+    for holder in _holders(file, call):
+        at, given = file.tree.parent(holder), file.tree.given_to(holder)
+        if isinstance(at, cst.Return):
+            return True
+        if given is not None and given.name == "getattr" and len(given.call.args) == 2:
+            return string_value(given.call.args[1].value) not in _ON_EVERY_DEVICE
+        if given is not None and given.name not in _SHOW_PROPERTIES:
+            return True
+    return False
 
 
 def _is_recorded(file: SourceFile, event: cst.Call) -> bool:
