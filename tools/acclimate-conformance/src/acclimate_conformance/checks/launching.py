@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import locale
+import logging
 import os
 import signal
 import sys
@@ -362,7 +364,18 @@ def launched(source: str) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - the other check goes on
             broken = str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True)
         ends = [] if broken else ends_in_any_state(source)  # before the device is used in this process
-        first = _first_use(load(source).accelerator)
+        with tempfile.TemporaryFile() as written, _on_standard_output(written.fileno()):
+            before = _process()
+            first = _first_use(load(source).accelerator)
+            first += [
+                f"the first use of the device changes {what} from {value!r:.60} to {now!r:.60}"
+                for (what, value), now in zip(before.items(), _process().values(), strict=True)
+                if value != now
+            ]
+            written.seek(0)
+            said = written.read().decode(errors="replace")
+        if said:
+            first.append(f"the first use of the device writes to standard output: {said!r:.80}")
         record = record_of(load(source).accelerator)
         if record is not None:  # whose package may have been imported, and have read variables, before
             record.probe()
@@ -376,6 +389,44 @@ def launched(source: str) -> dict[str, Any]:
         "rank": _describe_rank(source),
         "exits_with": _EXIT_CODE,
     }
+
+
+@contextmanager
+def _on_standard_output(descriptor: int) -> Iterator[None]:
+    """A block in which a file takes what is written to standard output, by Python or by a library."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    os.dup2(descriptor, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(before, 1)
+        os.close(before)
+
+
+def _process() -> dict[str, object]:
+    """What belongs to the program, and not to a device that it uses."""
+    readings: dict[str, Callable[[], object]] = {
+        "the working directory": os.getcwd,
+        "the default dtype": torch.get_default_dtype,
+        "the default device": torch.get_default_device,
+        "the number of the host's threads": torch.get_num_threads,
+        "the precision of float32 products": torch.get_float32_matmul_precision,
+        "whether gradients are recorded": torch.is_grad_enabled,
+        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled,
+        "the processors of the process": lambda: sorted(os.sched_getaffinity(0)),
+        "sys.excepthook": lambda: sys.excepthook,
+        "sys.stdout": lambda: sys.stdout,
+        "the recursion limit": sys.getrecursionlimit,
+        "the handlers of logging": lambda: list(logging.getLogger().handlers),
+        "the locale": lambda: locale.setlocale(locale.LC_ALL),
+    }
+    found: dict[str, object] = {}
+    for what, read in readings.items():
+        with suppress(AttributeError):  # not each system has processors to choose
+            found[what] = read()
+    return found
 
 
 def _first_use(accelerator: Accelerator) -> list[str]:
