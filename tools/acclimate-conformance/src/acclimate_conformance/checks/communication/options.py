@@ -585,7 +585,25 @@ def objects_of_every_kind(here: Observer) -> None:
         for r in here.ranks:
             here.same(things[r]["numbers"], torch.arange(r + 2.0), "a tensor in an all_gather_object")
 
+    def messages() -> None:
+        """From rank 0 to rank 1 and back, to and from ranks that are named in each way."""
+        for sender, receiver in ((0, 1), (1, 0)):
+            sent = [{"of": sender, "text": "é" * 90}, sender, None]
+            if here.number == sender:
+                distributed.send_object_list(sent, receiver)
+                distributed.send_object_list(sent[:1], group_dst=receiver)
+            elif here.number == receiver:
+                received: list[Any] = [None] * 3
+                told = distributed.recv_object_list(received, sender)
+                here.holds(told == sender, f"recv_object_list says that rank {told} sent, not {sender}")
+                here.holds(received == sent, f"recv_object_list gives {received!r:.80}")
+                first: list[Any] = [None]
+                distributed.recv_object_list(first, group_src=sender)
+                here.holds(first == sent[:1], f"recv_object_list by group_src gives {first!r:.80}")
+
     here.optional("gather_object", gather_to_one)
+    if here.count > 1:
+        here.optional("send_object_list", messages)
     here.optional("scatter_object_list", scatter)
     here.optional("all_gather_object of tensors", tensors)
 
@@ -627,10 +645,24 @@ def models_are_trained_together(here: Observer) -> None:
         )
         _train_together(here, model, together, made(5), inputs, " with gradient_as_bucket_view" * as_views)
 
+    def by_index() -> None:
+        """The inputs are on the host: with device_ids the model takes them to its device."""
+        model = made(here.number + 5)
+        together = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=[here.accelerator.current_device()], find_unused_parameters=finds_unused
+        )
+        _train_together(
+            here, model, together, made(5), lambda rank: inputs(rank).cpu(), " with device_ids",
+            inputs,
+        )  # fmt: skip
+
+    if not is_host(here.accelerator):
+        here.optional("DistributedDataParallel with device_ids", by_index)
+
 
 def _train_together(
     here: Observer, model: torch.nn.Module, together: Any, reference: torch.nn.Module,
-    inputs: Callable[[int], torch.Tensor], how: str,
+    inputs: Callable[[int], torch.Tensor], how: str, there: Callable[[int], torch.Tensor] | None = None,
 ) -> None:  # fmt: skip
     for name, found in model.state_dict().items():
         here.same(found, reference.state_dict()[name], f"{name} of rank 0 in DistributedDataParallel{how}")
@@ -642,7 +674,7 @@ def _train_together(
         reference.zero_grad()
         for rank in here.ranks:
             for given in (rank, rank + 1):
-                (reference(inputs(given)).square().mean() / here.count).backward()
+                (reference((there or inputs)(given)).square().mean() / here.count).backward()
         for (name, parameter), wanted in zip(model.named_parameters(), reference.parameters(), strict=True):
             if wanted.grad is None or parameter.grad is None:
                 here.holds(wanted.grad is None, f"DistributedDataParallel{how} leaves no gradient of {name}")
