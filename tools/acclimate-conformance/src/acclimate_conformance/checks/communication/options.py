@@ -116,7 +116,7 @@ def _scatter(here: Observer, length: int, dtype: torch.dtype, what: str) -> None
 def _reduce_scatter(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     for rows, name in ((True, "sum"), (False, "sum"), (False, "amax")):
         operation = distributed.ReduceOp.SUM if name == "sum" else distributed.ReduceOp.MAX
-        columns = (2,) if rows else ()
+        columns = (2 * here.count,) if rows else ()  # which would fit as many parts as the rows
         given = _there(here, _numbers(here, here.number, here.count * length, *columns, dtype=dtype))
         part = torch.zeros(length, *columns, dtype=dtype, device=given.device)
         distributed.reduce_scatter_tensor(part, given, op=operation, group=here.group)

@@ -19,7 +19,7 @@ from acclimate_conformance.checks.communication.observer import Observer
 _STEPS = 300
 _PATIENCE_S = 20.0
 _PENDING = 4
-_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (33,), (4, 5), (3, 2, 5), (1025,))
+_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (33,), (4, 5), (3, 2, 5), (2, 12), (1025,))
 _GUARD = 9
 """What is beside a tensor that is a part of another one."""
 _REDUCTIONS = ("SUM", "MIN", "MAX", "PRODUCT")
