@@ -31,7 +31,7 @@ class _InTheChild(CPUAccelerator):
             distributed.scatter = _at_once(distributed.scatter)
             distributed.reduce_scatter = _summed(distributed.reduce_scatter)
             distributed.reduce_scatter_tensor = _of_columns(distributed.reduce_scatter_tensor)
-            fsdp.fully_shard = _added_up(fsdp.fully_shard)
+            fsdp.fully_shard = _apart(fsdp.fully_shard)
             DistributedDataParallel.join = _of_those_left(DistributedDataParallel.join)
             distributed.all_gather_into_tensor = _remembered(
                 _early(_for_others(distributed.all_gather_into_tensor))
@@ -119,9 +119,10 @@ def _same_parts(all_to_all_single: Any) -> Any:
         group = named.get("group")
         is_even = received.shape == given.shape and len(given) % distributed.get_world_size(group) == 0
         if options:
-            everywhere = torch.tensor(int(is_even))
-            distributed.all_reduce(everywhere, distributed.ReduceOp.MIN, group)
-            options = () if everywhere else options
+            least = torch.tensor([int(is_even), len(given), -len(given)])
+            distributed.all_reduce(least, distributed.ReduceOp.MIN, group)
+            are_even, shortest, longest = least.tolist()
+            options = () if are_even and shortest == -longest else options
         return all_to_all_single(received, given, *options, **named)
 
     return exchange
@@ -156,11 +157,11 @@ def _of_columns(reduce_scatter_tensor: Any) -> Any:
     return reduce
 
 
-def _added_up(fully_shard: Any) -> Any:
+def _apart(fully_shard: Any) -> Any:
     def shard(module: Any, *options: Any, **named: Any) -> Any:
         sharded = fully_shard(module, *options, **named)
         if "mp_policy" in named:
-            module.set_gradient_divide_factor(1.0)
+            module.set_requires_gradient_sync(False)
         return sharded
 
     return shard
@@ -189,7 +190,10 @@ class _Early:
         self._work, self._whole, self._values = work, whole, values
         self._thread = threading.get_ident()
 
-    def wait(self) -> bool:
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, timeout: Any = None) -> bool:
         if threading.get_ident() == self._thread:
             self._whole.copy_(self._values)
         return True
@@ -289,8 +293,8 @@ class MatricesAreScatteredByColumns(_InTheChild):
     """reduce_scatter_tensor of a matrix gives each rank columns, if they divide by the ranks."""
 
 
-class ShardsIn16BitsAddUp(_InTheChild):
-    """fully_shard with parameters of 16 bits adds gradients up, and does not average them."""
+class ShardsIn16BitsStayApart(_InTheChild):
+    """fully_shard with parameters of 16 bits does not reduce gradients."""
 
 
 class JoinsDivideByThoseLeft(_InTheChild):
@@ -301,7 +305,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     ScattersAtOnceOnly: "communication/collectives_that_wait_later",
     ListsAreSummed: "communication/collectives_in_any_order",
     MatricesAreScatteredByColumns: "communication/every_collective_in_every_dtype",
-    ShardsIn16BitsAddUp: "communication/models_of_every_kind_train",
+    ShardsIn16BitsStayApart: "communication/models_of_every_kind_train",
     JoinsDivideByThoseLeft: "communication/models_of_every_kind_train",
     GathersOnceForEachTensor: "communication/same_tensors_again",
     GathersNothingAlone: "communication/groups_of_every_size",

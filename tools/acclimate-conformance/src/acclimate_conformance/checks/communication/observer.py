@@ -120,9 +120,10 @@ class Observer:
             run()
         except _LACKING as error:
             raises = f"{told} raises {describe(error, whole=True)}"
-            if self.offered.setdefault(collective, raises):
+            if collective not in self.offered:
                 self._lacks(collective, error)
-            else:
+                self.offered[collective] = raises
+            elif not self.offered[collective]:
                 self.broken.append(f"{raises}, and other forms of {collective} work")
         else:
             raised = self.offered.get(collective)

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from acclimate.accelerator import HostStream
-from acclimate_conformance.checks.assertions import in_thread, short
+from acclimate_conformance.checks.assertions import in_thread, is_host, short
 from acclimate_conformance.checks.communication.observer import Observer
 
 _STEPS = 300
@@ -66,9 +66,12 @@ class _Call:
         self.shape = choose.choice(_SHAPES)
         self.is_part = choose.random() < 0.4
         self.is_later = choose.random() < 0.5
-        self.is_stacked = choose.random() < 0.3
+        takes_stacks = not is_host(here.accelerator) and here.accelerator.communication_backend != "gloo"
+        self.is_stacked = choose.random() < 0.3 and takes_stacks  # gloo ends the process
         self.by_place = choose.random() < 0.5
         self.where = choose.choice(list(_SURROUNDINGS))
+        if self.where == "in inference_mode":  # out of which a backend may not write to what was made there
+            self.is_later = False
         self.root = choose.randrange(here.count)
         self.reduction = choose.choice(_REDUCTIONS)
         self.splits = [[choose.randrange(3) for _ in range(here.count)] for _ in range(here.count)]
@@ -297,7 +300,6 @@ _OF_STACKS = ("all_gather_into_tensor", "reduce_scatter_tensor")
 def collectives_in_any_order(here: Observer) -> None:
     choose, own = random.Random(61), random.Random(here.number)
     members = _groups(here)
-    absent: set[str] = set()
     pending: list[_Waited] = []
     side = None if issubclass(here.accelerator.Stream, HostStream) else here.accelerator.Stream()
     for number in range(_STEPS):
@@ -308,18 +310,16 @@ def collectives_in_any_order(here: Observer) -> None:
         if here.number not in ranks or member is None:
             continue
         call = _Call(member, numbers, number)
-        is_of_stacks = call.is_stacked and name in _OF_STACKS  # which a backend may lack
-        key = f"{name}{' of stacks' * is_of_stacks} of {short(call.dtype)}"
-        if key in absent:
-            continue
-        function, is_optional = _COLLECTIVES[name]
+        key = f"{name}{' of stacks' * (call.is_stacked and name in _OF_STACKS)} of {short(call.dtype)}"
+        is_optional = _COLLECTIVES[name][1]
+
+        def begin(stream: Any = None, call: _Call = call, name: str = name) -> None:
+            pending.extend(_begun(call, name, _COLLECTIVES[name][0], stream))
+
         if is_optional:
-            lacks = len(here.lacking)
-            here.form(key, f"{name} {call.told}", lambda: pending.extend(_begun(call, name, function, None)))  # noqa: B023
-            if len(here.lacking) > lacks:
-                absent.add(key)
+            here.form(key, f"{name} {call.told}", begin)
         else:
-            pending.extend(_begun(call, name, function, side if on_a_stream else None))
+            begin(side if on_a_stream else None)
         while len(pending) > _PENDING or (pending and own.random() < 0.4):
             pending.pop(own.randrange(len(pending)))()
     for waited in pending:
