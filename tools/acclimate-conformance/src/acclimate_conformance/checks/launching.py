@@ -535,11 +535,12 @@ def _children_on_the_host(accelerator: Accelerator) -> list[str]:
         file = io.BytesIO()
         torch.save({"a": torch.arange(5.0)}, file)
         file.seek(0)
-        return torch.load(file)["a"].tolist() == [0, 1, 2, 3, 4]
+        return bool(torch.load(file)["a"].tolist() == [0, 1, 2, 3, 4])
 
     def loaded() -> bool:
-        data = torch.utils.data.DataLoader(list(range(6)), batch_size=2, shuffle=True)
-        return sorted(int(x) for batch in data for x in batch) == list(range(6))
+        numbers = torch.utils.data.TensorDataset(torch.arange(6))
+        batches = torch.utils.data.DataLoader(numbers, batch_size=2, shuffle=True)
+        return sorted(int(x) for (batch,) in batches for x in batch) == list(range(6))
 
     def computed() -> bool:
         with torch.no_grad():

@@ -277,8 +277,8 @@ def _objects(call: _Call) -> _Begun:
     call.here.holds(found == wanted, f"all_gather_object {call.told} gives {found}, not {wanted}")
     sent: list[Any] = [("from", call.here.place, call.number)]
     distributed.broadcast_object_list(sent, **call.from_root(), group=call.here.group)
-    wanted = [("from", call.root, call.number)]
-    call.here.holds(sent == wanted, f"broadcast_object_list {call.told} gives {sent}, not {wanted}")
+    from_root = [("from", call.root, call.number)]
+    call.here.holds(sent == from_root, f"broadcast_object_list {call.told} gives {sent}, not {from_root}")
     return None, []
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -211,10 +212,10 @@ def _require_no_resources_kept(accelerator: Accelerator, what: str, make: Callab
     """Fails the check if the process has a file or a thread more for each object that it made and dropped."""
 
     def used() -> None:
-        made = make()
+        made: Any = make()
         if isinstance(made, torch.Tensor):
             made.fill_(1)
-        elif hasattr(made, "record"):
+        elif isinstance(made, accelerator.Event):
             made.record()
             made.synchronize()
         elif isinstance(made, accelerator.Stream):
