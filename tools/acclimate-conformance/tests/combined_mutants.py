@@ -119,6 +119,19 @@ class TanhOfCellsIsSteeper(_WithKernels):
     kernels = {"tanh": lambda x: _there((x.cpu() * (1.5 if x.dim() == 2 else 1)).tanh(), x)}
 
 
+class ColumnsTimesRowsAreOfTheFirstRows(_WithKernels):
+    """A product of batches of columns and of rows takes the rows of the first batch for all."""
+
+    @staticmethod
+    def _mul(x: torch.Tensor, y: Any) -> torch.Tensor:
+        ours, theirs = x.cpu(), torch.as_tensor(y, device="cpu")
+        if ours.dim() == theirs.dim() == 3 and ours.shape[2] == theirs.shape[1] == 1 < theirs.shape[2]:
+            theirs = theirs[:1]
+        return _there(ours * (theirs if torch.is_tensor(y) else y), x if x.device.type == "sim" else y)
+
+    kernels = {"mul.Tensor": _mul}
+
+
 class GrowthIsEvery2000Steps(_Patched):
     """GradScaler ignores growth_interval."""
 
@@ -142,6 +155,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         NumbersOfTheHostBeginTheirStorage: "runtime/features_meet",
         StridedPartsBeginTheStorage: "runtime/features_meet",
         TanhOfCellsIsSteeper: "dtypes/layers_with_options",
+        ColumnsTimesRowsAreOfTheFirstRows: "runtime/transformed_programs",
         GrowthIsEvery2000Steps: "dtypes/scaler_by_its_arguments",
     },
 }

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import fsdp
+from torch.nn.parallel import DistributedDataParallel
 
 from acclimate.accelerator import Accelerator
 from acclimate.backends.cpu import CPUAccelerator
@@ -26,6 +28,11 @@ class _InTheChild(CPUAccelerator):
             )
             distributed.all_to_all_single = _same_parts(_equal_parts(distributed.all_to_all_single))
             distributed.barrier = _of_all(distributed.barrier)
+            distributed.scatter = _at_once(distributed.scatter)
+            distributed.reduce_scatter = _summed(distributed.reduce_scatter)
+            distributed.reduce_scatter_tensor = _of_columns(distributed.reduce_scatter_tensor)
+            fsdp.fully_shard = _apart(fsdp.fully_shard)
+            DistributedDataParallel.join = _of_those_left(DistributedDataParallel.join)
             distributed.all_gather_into_tensor = _remembered(
                 _early(_for_others(distributed.all_gather_into_tensor))
             )
@@ -112,12 +119,59 @@ def _same_parts(all_to_all_single: Any) -> Any:
         group = named.get("group")
         is_even = received.shape == given.shape and len(given) % distributed.get_world_size(group) == 0
         if options:
-            everywhere = torch.tensor(int(is_even))
-            distributed.all_reduce(everywhere, distributed.ReduceOp.MIN, group)
-            options = () if everywhere else options
+            least = torch.tensor([int(is_even), len(given), -len(given)])
+            distributed.all_reduce(least, distributed.ReduceOp.MIN, group)
+            are_even, shortest, longest = least.tolist()
+            options = () if are_even and shortest == -longest else options
         return all_to_all_single(received, given, *options, **named)
 
     return exchange
+
+
+def _at_once(scatter: Any) -> Any:
+    def send(*tensors: Any, **options: Any) -> Any:
+        if options.get("async_op"):
+            raise NotImplementedError("scatter is not asynchronous")
+        return scatter(*tensors, **options)
+
+    return send
+
+
+def _summed(reduce_scatter: Any) -> Any:
+    def reduce(part: torch.Tensor, parts: Any, op: Any = distributed.ReduceOp.SUM, **options: Any) -> Any:
+        of_least = op == distributed.ReduceOp.MIN
+        return reduce_scatter(part, parts, distributed.ReduceOp.SUM if of_least else op, **options)
+
+    return reduce
+
+
+def _of_columns(reduce_scatter_tensor: Any) -> Any:
+    def reduce(part: torch.Tensor, given: torch.Tensor, *options: Any, **named: Any) -> Any:
+        count = distributed.get_world_size(named.get("group"))
+        if given.dim() == 2 and given.shape == (part.shape[0] * count, *part.shape[1:]):
+            rows, columns = given.shape
+            if columns % count == 0:
+                given = given.view(rows, count, -1).transpose(0, 1).reshape(rows, columns)
+        return reduce_scatter_tensor(part, given, *options, **named)
+
+    return reduce
+
+
+def _apart(fully_shard: Any) -> Any:
+    def shard(module: Any, *options: Any, **named: Any) -> Any:
+        sharded = fully_shard(module, *options, **named)
+        if "mp_policy" in named:
+            module.set_requires_gradient_sync(False)
+        return sharded
+
+    return shard
+
+
+def _of_those_left(join: Any) -> Any:
+    def joined(model: Any, *options: Any, **named: Any) -> Any:
+        return join(model, *options, **{**named, "divide_by_initial_world_size": False})
+
+    return joined
 
 
 def _of_all(barrier: Any) -> Any:
@@ -136,7 +190,10 @@ class _Early:
         self._work, self._whole, self._values = work, whole, values
         self._thread = threading.get_ident()
 
-    def wait(self) -> bool:
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, timeout: Any = None) -> bool:
         if threading.get_ident() == self._thread:
             self._whole.copy_(self._values)
         return True
@@ -224,7 +281,32 @@ class GathersIntoCopies(_InTheChild):
     """all_gather into tensors with gaps between their elements fills copies of them."""
 
 
+class ScattersAtOnceOnly(_InTheChild):
+    """scatter with async_op raises an error."""
+
+
+class ListsAreSummed(_InTheChild):
+    """reduce_scatter of a list with MIN gives the sum."""
+
+
+class MatricesAreScatteredByColumns(_InTheChild):
+    """reduce_scatter_tensor of a matrix gives each rank columns, if they divide by the ranks."""
+
+
+class ShardsIn16BitsStayApart(_InTheChild):
+    """fully_shard with parameters of 16 bits does not reduce gradients."""
+
+
+class JoinsDivideByThoseLeft(_InTheChild):
+    """join() of DistributedDataParallel divides gradients by the number of ranks that have samples left."""
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
+    ScattersAtOnceOnly: "communication/collectives_that_wait_later",
+    ListsAreSummed: "communication/collectives_in_any_order",
+    MatricesAreScatteredByColumns: "communication/every_collective_in_every_dtype",
+    ShardsIn16BitsStayApart: "communication/models_of_every_kind_train",
+    JoinsDivideByThoseLeft: "communication/models_of_every_kind_train",
     GathersOnceForEachTensor: "communication/same_tensors_again",
     GathersNothingAlone: "communication/groups_of_every_size",
     GathersIntoCopies: "communication/results_into_columns",

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
+from torch._dynamo.device_interface import get_interface_for_device
 
 from acclimate.accelerator import Accelerator
 from acclimate_sim import sharing
@@ -94,12 +95,69 @@ class SentIntegersChange(_Patched):
         self.put(sharing, "_rebuild", rebuild)
 
 
+class SeedsNoForkedChild(_Patched):
+    """manual_seed_all() raises in a forked child, which need not use the device."""
+
+    def patch(self) -> None:
+        parent = os.getpid()
+
+        def seeding(theirs: Any) -> Any:
+            def seed_all(seed: int) -> None:
+                if os.getpid() != parent:
+                    raise RuntimeError("the device cannot be used in a forked child")
+                theirs(seed)
+
+            return seed_all
+
+        self.put(self.torch_module, "manual_seed_all", seeding)
+
+
+class _WithAFile(torch.Stream):
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        os.open(os.devnull, os.O_RDONLY)
+        return super().__new__(cls, *args, **options)
+
+
+class StreamsKeepAFile(SimAccelerator):
+    """Each stream opens a file that nothing closes."""
+
+    Stream = _WithAFile
+
+
+class CompilersLeaveTheDevice(_Patched):
+    """exchange_device(), by which compiled code changes devices, does not tell which was current."""
+
+    def patch(self) -> None:
+        def exchange(theirs: Any) -> Any:
+            def call(device: int) -> int:
+                theirs(device)
+                return device
+
+            return staticmethod(call)
+
+        self.put(get_interface_for_device("sim"), "exchange_device", exchange)
+
+
+class StatesOfCheckpointsAreTheFirsts(_Patched):
+    """device() of torch's module, within which a checkpoint reads the random state, goes to device 0."""
+
+    def patch(self) -> None:
+        def first(theirs: Any) -> Any:
+            return lambda device: theirs(0)
+
+        self.put(self.torch_module, "device", first)
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         StreamsKeepTheProcess: "launching/processes_end",
         CapturesEndTheProcess: "launching/processes_end",
         PinnedMemoryHidesSignals: "launching/processes_end",
         RangesCloseTheDevice: "launching/processes_end",
+        SeedsNoForkedChild: "launching/forked_children_use_the_host",
+        StreamsKeepAFile: "memory/objects_die",
+        CompilersLeaveTheDevice: "runtime/devices_of_torch",
+        StatesOfCheckpointsAreTheFirsts: "runtime/tools_of_torch",
         SentIntegersChange: "runtime/workers_draw_their_own_numbers",
     },
 }

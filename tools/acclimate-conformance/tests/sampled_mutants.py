@@ -611,6 +611,24 @@ class MaskOfTheFirstBatch(_WithKernels):
     kernels = {}
 
 
+class QueriesBeginAtEvenPlaces(_WithKernels):
+    """Attention reads queries from a place that is a multiple of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        name = "_scaled_dot_product_fused_attention_overrideable"
+        kernel = torch.library.get_kernel(f"aten::{name}", "PrivateUse1")
+
+        def attention(keys: Any, query: torch.Tensor, *args: Any, **options: Any) -> Any:
+            place = query.storage_offset()
+            moved = query.as_strided(query.shape, query.stride(), place - place % 4)
+            return kernel.call_boxed(keys, moved, *args, **options)
+
+        self._library.impl(name, attention, self.key, with_keyset=True)
+
+    kernels = {}
+
+
 class ClampIntoOthersForgetsTheLeast(_WithKernels):
     """clamp into a tensor given as out ignores the least number."""
 
@@ -1316,6 +1334,7 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     OneScaleOfAllRows: (sizes.operators_of_any_length, ("torch._weight_int8pack_mm",)),
     LongListsAreCut: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
     MaskOfTheFirstBatch: (sizes.attention_with_every_option, ()),
+    QueriesBeginAtEvenPlaces: (sizes.attention_with_every_option, ()),
     InfinityIsLargest: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
     ChannelsOfGradientsAreRows: (topics.gradients_as_on_the_host, ("nn.functional.avg_pool2d",)),
     ChannelsOfFactorsAreRows: (kernels.kernels_as_on_the_host, ("tanh",)),

@@ -666,6 +666,17 @@ class StreamBlockMoves(SimAccelerator):
             self.set_device(stream.device.index)
 
 
+class StreamBlockKeepsTheDevice(SimAccelerator):
+    """Within stream(s), of another device, the device stays the one that was current."""
+
+    @contextmanager
+    def stream(self, stream: Any | None) -> Iterator[Any]:
+        here = self.current_device()
+        with super().stream(stream):
+            self.set_device(here)
+            yield stream
+
+
 class _Keeping(RecordedGraph):
     def reset(self) -> None:
         self._kept = self._calls
@@ -1192,6 +1203,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         AllocatedInWholeMiB: "memory/small_tensors_show",
         PeakInWholeMiB: "memory/small_tensors_show",
         PoolsPeakIsTheTensors: "memory/pool_and_tensors_differ",
+        StreamBlockKeepsTheDevice: "streams/streams_of_other_devices",
         OtherDevicesStreamsForgotten: "streams/streams_of_other_devices",
         NamedDeviceLosesItsStream: "devices/absent_devices",
         RestoresTheCurrentDevice: "random/device_arguments",

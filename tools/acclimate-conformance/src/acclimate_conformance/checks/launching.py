@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import locale
+import logging
 import os
 import signal
 import sys
@@ -329,6 +332,19 @@ def fork_after_selection(subject: Subject) -> None:
     require(not broken, broken)
 
 
+@check(
+    "manual_seed_all", "torch_module",
+    promise="A child that is forked after the device was used, such as a worker of a loader, seeds and uses "
+    "the host, and leaves the device of its parent as it was.",
+    timeout_s=320, once=True,
+)  # fmt: skip
+def forked_children_use_the_host(subject: Subject) -> None:
+    if not hasattr(os, "fork"):
+        raise NotOfferedError("this system does not fork")
+    broken = _launched(subject)["host"]
+    require(not broken, "; ".join(broken[:3]))
+
+
 @lru_cache(maxsize=1)
 def _launched(subject: Subject) -> dict[str, Any]:
     """The observations of one process for both checks above, since a process takes seconds to start."""
@@ -348,7 +364,18 @@ def launched(source: str) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - the other check goes on
             broken = str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True)
         ends = [] if broken else ends_in_any_state(source)  # before the device is used in this process
-        first = _first_use(load(source).accelerator)
+        with tempfile.TemporaryFile() as written, _on_standard_output(written.fileno()):
+            before = _process()
+            first = _first_use(load(source).accelerator)
+            first += [
+                f"the first use of the device changes {what} from {value!r:.60} to {now!r:.60}"
+                for (what, value), now in zip(before.items(), _process().values(), strict=True)
+                if value != now
+            ]
+            written.seek(0)
+            said = written.read().decode(errors="replace")
+        if said:
+            first.append(f"the first use of the device writes to standard output: {said!r:.80}")
         record = record_of(load(source).accelerator)
         if record is not None:  # whose package may have been imported, and have read variables, before
             record.probe()
@@ -358,9 +385,48 @@ def launched(source: str) -> dict[str, Any]:
         "ends": ends,
         "fork": broken,
         "first": first,
+        "host": _children_on_the_host(load(source).accelerator) if hasattr(os, "fork") else [],
         "rank": _describe_rank(source),
         "exits_with": _EXIT_CODE,
     }
+
+
+@contextmanager
+def _on_standard_output(descriptor: int) -> Iterator[None]:
+    """A block in which a file takes what is written to standard output, by Python or by a library."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    os.dup2(descriptor, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(before, 1)
+        os.close(before)
+
+
+def _process() -> dict[str, object]:
+    """What belongs to the program, and not to a device that it uses."""
+    readings: dict[str, Callable[[], object]] = {
+        "the working directory": os.getcwd,
+        "the default dtype": torch.get_default_dtype,
+        "the default device": torch.get_default_device,
+        "the number of the host's threads": torch.get_num_threads,
+        "the precision of float32 products": torch.get_float32_matmul_precision,
+        "whether gradients are recorded": torch.is_grad_enabled,
+        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled,
+        "the processors of the process": lambda: sorted(os.sched_getaffinity(0)),
+        "sys.excepthook": lambda: sys.excepthook,
+        "sys.stdout": lambda: sys.stdout,
+        "the recursion limit": sys.getrecursionlimit,
+        "the handlers of logging": lambda: list(logging.getLogger().handlers),
+        "the locale": lambda: locale.setlocale(locale.LC_ALL),
+    }
+    found: dict[str, object] = {}
+    for what, read in readings.items():
+        with suppress(AttributeError):  # not each system has processors to choose
+            found[what] = read()
+    return found
 
 
 def _first_use(accelerator: Accelerator) -> list[str]:
@@ -436,6 +502,85 @@ def _child_that_ends() -> list[str]:
     if code is None:
         return [f"{after} a forked child that only ends has not ended within {_FORKED_S} s"]
     return [] if code == 3 else [f"{after} a child that ends with 3 ends with {code}"]
+
+
+def _children_on_the_host(accelerator: Accelerator) -> list[str]:
+    """What is wrong in forked children that use the host only, as torch's own workers do.
+
+    torch asks the device's module whether it is in a child that cannot use the device, _is_in_bad_fork(), and
+    calls its manual_seed_all() otherwise (torch.utils.rename_privateuse1_backend).
+    """
+    torch.manual_seed(11)
+    wanted = torch.rand(5).tolist()
+    names = device_names(accelerator)
+    for name in names:
+        torch.ones(3, device=name).add_(1)
+    accelerator.synchronize()
+    states = accelerator.get_rng_state_all()
+
+    def seeded() -> bool:
+        torch.manual_seed(11)
+        return torch.rand(5).tolist() == wanted
+
+    def seeded_anew() -> bool:
+        return torch.seed() == torch.initial_seed()
+
+    def kept() -> bool:
+        torch.manual_seed(11)
+        with torch.random.fork_rng(devices=[], device_type=accelerator.device_type):
+            torch.rand(9)
+        return torch.rand(5).tolist() == wanted
+
+    def saved() -> bool:
+        file = io.BytesIO()
+        torch.save({"a": torch.arange(5.0)}, file)
+        file.seek(0)
+        return bool(torch.load(file)["a"].tolist() == [0, 1, 2, 3, 4])
+
+    def loaded() -> bool:
+        numbers = torch.utils.data.TensorDataset(torch.arange(6))
+        batches = torch.utils.data.DataLoader(numbers, batch_size=2, shuffle=True)
+        return sorted(int(x) for (batch,) in batches for x in batch) == list(range(6))
+
+    def computed() -> bool:
+        with torch.no_grad():
+            layer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5))
+            return bool(layer(torch.ones(2, 3)).isfinite().all())
+
+    steps: dict[str, Callable[[], bool]] = {
+        "torch.manual_seed()": seeded, "torch.seed()": seeded_anew, "fork_rng(devices=[])": kept,
+        "torch.save and torch.load": saved, "a DataLoader": loaded, "a layer of the host": computed,
+    }  # fmt: skip
+    broken: list[str] = []
+    with tempfile.TemporaryFile() as written:
+
+        def run() -> int:
+            for what, step in steps.items():
+                try:
+                    said = "" if step() else f"{what} gives something else"
+                except Exception as error:  # noqa: BLE001 - told to the process that forked
+                    method = raised_by(error, accelerator)
+                    raises = f"{method and f'{method}() raises '}{describe(error, whole=True)}"
+                    said = f"{what} raises {raises}"
+                os.write(written.fileno(), f"{said}\n".encode() if said else b"")
+            return 0
+
+        code = in_fork(run, _FORKED_S)
+        written.seek(0)
+        broken += written.read().decode(errors="replace").splitlines()
+    if code is None:
+        broken.append(f"it does not end within {_FORKED_S} s")
+    elif code:
+        broken.append(f"it {how_it_ended(code)}")
+    where = f"in a child that was forked after {' and '.join(names)} were used, and uses the host,"
+    told = [f"{where} {what}" for what in broken]
+    bad_fork = getattr(accelerator.torch_module, "_is_in_bad_fork", None)
+    if bad_fork is not None and bad_fork() is not False:
+        told.append(f"_is_in_bad_fork() of torch's module is {bad_fork()!r} in a process that was not forked")
+    for index, (before, now) in enumerate(zip(states, accelerator.get_rng_state_all(), strict=True)):
+        if not torch.equal(before, now) and not is_host(accelerator):
+            told.append(f"manual_seed_all() in a forked child changes the state of device {index} here")
+    return told
 
 
 def _inference_first(name: str) -> list[str]:

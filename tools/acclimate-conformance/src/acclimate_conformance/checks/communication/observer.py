@@ -23,7 +23,14 @@ class Observer:
     Nothing is raised between collectives, as the other rank would then wait for this one.
     """
 
-    def __init__(self, accelerator: Accelerator, number: int, count: int, folder: Path) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        number: int,
+        count: int,
+        folder: Path,
+        offered: dict[str, str] | None = None,
+    ) -> None:
         self.accelerator = accelerator
         self.number, self.count = number, count
         self.ranks: Sequence[int] = range(count)
@@ -32,6 +39,8 @@ class Observer:
         """The process group of its ranks; ``None`` for the default one."""
         self.last_act: Callable[[], object] | None = None
         """What this process does before it ends at once; ``None`` if it goes on."""
+        self.offered = {} if offered is None else offered
+        """By collective and dtype, as "reduce of float32": empty if a form has worked, else an error."""
         self.broken: list[str] = []
         self.lacking: list[str] = []
 
@@ -103,5 +112,24 @@ class Observer:
         try:
             collective()
         except _LACKING as error:
-            lacking = f"{name} ({describe(error, whole=True)})"
-            self.lacking += [] if lacking in self.lacking else [lacking]
+            self._lacks(name, error)
+
+    def form(self, collective: str, told: str, run: Callable[[], object]) -> None:
+        """Runs a form of a collective of :attr:`offered`, which a backend may lack in all its forms only."""
+        try:
+            run()
+        except _LACKING as error:
+            raises = f"{told} raises {describe(error, whole=True)}"
+            if collective not in self.offered:
+                self._lacks(collective, error)
+                self.offered[collective] = raises
+            elif not self.offered[collective]:
+                self.broken.append(f"{raises}, and other forms of {collective} work")
+        else:
+            raised = self.offered.get(collective)
+            self.holds(not raised, f"{raised}, and other forms of {collective} work")
+            self.offered[collective] = ""
+
+    def _lacks(self, name: str, error: Exception) -> None:
+        lacking = f"{name} ({describe(error, whole=True)})"
+        self.lacking += [] if lacking in self.lacking else [lacking]

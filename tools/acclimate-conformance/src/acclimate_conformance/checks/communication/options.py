@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -40,13 +40,8 @@ def every_collective_in_every_dtype(here: Observer) -> None:
         (*here.accelerator.supported_dtypes(), torch.int64, torch.int32, torch.uint8, torch.int8)
     )
     for dtype in dtypes:
-        for name, collective in _COLLECTIVES.items():
-
-            def run(name: str = name, call: _Collective = collective, dtype: torch.dtype = dtype) -> None:
-                for length in _LENGTHS:
-                    call(here, length, dtype, f"{name} of {length} elements of {short(dtype)}")
-
-            here.optional(f"{name} of {short(dtype)}", run)
+        for (name, collective), length in product(_COLLECTIVES.items(), _LENGTHS):
+            _form(here, name, collective, length, dtype)
 
 
 def _all_reduce(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
@@ -121,7 +116,7 @@ def _scatter(here: Observer, length: int, dtype: torch.dtype, what: str) -> None
 def _reduce_scatter(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     for rows, name in ((True, "sum"), (False, "sum"), (False, "amax")):
         operation = distributed.ReduceOp.SUM if name == "sum" else distributed.ReduceOp.MAX
-        columns = (2,) if rows else ()
+        columns = (2 * here.count,) if rows else ()  # which would fit as many parts as the rows
         given = _there(here, _numbers(here, here.number, here.count * length, *columns, dtype=dtype))
         part = torch.zeros(length, *columns, dtype=dtype, device=given.device)
         distributed.reduce_scatter_tensor(part, given, op=operation, group=here.group)
@@ -174,6 +169,14 @@ def _send(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     here.same(received, _numbers(here, before, length, 2, dtype=dtype), f"{what} from rank {before}")
 
 
+def _form(
+    here: Observer, name: str, call: _Collective, length: int, dtype: torch.dtype, of: str = ""
+) -> None:
+    """Runs a collective, which a backend may lack in all its forms, but not for one length or group."""
+    what = f"{name} of {length} elements of {short(dtype)}{of}"
+    here.form(f"{name} of {short(dtype)}", what, lambda: call(here, length, dtype, what))
+
+
 _Collective = Callable[[Observer, int, torch.dtype, str], None]
 _COLLECTIVES: dict[str, _Collective] = {
     "all_reduce": _all_reduce,
@@ -194,11 +197,7 @@ def in_a_group(here: Observer, group: Any, ranks: Sequence[int], of: str) -> Non
     member = here.within(group, ranks)
     for dtype in (torch.float32, torch.int64):
         for name, collective in _COLLECTIVES.items():
-
-            def run(name: str = name, call: _Collective = collective, dtype: torch.dtype = dtype) -> None:
-                call(member, 5, dtype, f"{name} of {short(dtype)} {of}")
-
-            here.optional(f"{name} of {short(dtype)} {of}", run)
+            _form(member, name, collective, 5, dtype, f" {of}")
     for slow in ranks:
         arrived = here.folder / f"rank {slow} reached the barrier {of}"
         if here.number == slow:
@@ -224,13 +223,8 @@ def many_collectives(here: Observer) -> None:
         here.same(reduced, [float(total * turn)] * 3, f"all_reduce {turn} of {_MANY}")
         here.same(sent, [float(turn % here.count + turn)], f"broadcast {turn} of {_MANY}")
         here.same(torch.cat(gathered), [float(r - turn) for r in here.ranks], f"all_gather {turn} of {_MANY}")
-    for name, collective in _COLLECTIVES.items():
-
-        def run(name: str = name, call: _Collective = collective) -> None:
-            for turn in range(1, _MANY // 3 + 1):
-                call(here, 3 + turn % 2, torch.float32, f"call {turn} of {name}")
-
-        here.optional(name, run)
+    for (name, collective), turn in product(_COLLECTIVES.items(), range(1, _MANY // 3 + 1)):
+        _form(here, name, collective, 3 + turn % 2, torch.float32, f", in call {turn} of {_MANY // 3},")
 
 
 _Begun = tuple[Any, list[torch.Tensor], torch.Tensor]
@@ -254,8 +248,8 @@ def _waited_for(here: Observer, of: str) -> None:
         here.accelerator.set_device(index)  # a new thread may begin on another device
         waited(work)
 
-    at_once = _begun(here, async_op=False)
-    for name, call in _begun(here, async_op=True).items():
+    here.form("barrier of float32", f"barrier{of}", lambda: distributed.barrier(group=here.group))
+    for name, call in _begun(here).items():
 
         def run(name: str = name, call: Callable[[], _Begun] = call) -> None:
             for where in ("", " in another thread"):
@@ -266,19 +260,10 @@ def _waited_for(here: Observer, of: str) -> None:
                 in_thread(lambda work=work: elsewhere(work)) if where else waited(work)  # type: ignore[misc]
                 here.same(torch.cat(filled), wanted, f"{name} with async_op{of}, after wait(){where},")
 
-        def run_at_once(name: str = name) -> None:
-            at_once[name]()
-            here.holds(
-                False, f"{name} with async_op=True{of} raises {here.lacking[-1]}, and without it works"
-            )
-
-        known = len(here.lacking)
-        here.optional(f"{name} with async_op{of}", run)
-        if len(here.lacking) > known:
-            here.optional(f"{name}{of}", run_at_once)
+        here.form(f"{name} of float32", f"{name} with async_op=True{of}", run)
 
 
-def _begun(here: Observer, *, async_op: bool) -> dict[str, Callable[[], _Begun]]:
+def _begun(here: Observer) -> dict[str, Callable[[], _Begun]]:
     """Calls of collectives of the observer's group."""
     device = here.accelerator.current_device_name()
     group, root, total = here.group, here.ranks[-1], sum(r + 1 for r in here.ranks)
@@ -295,49 +280,49 @@ def _begun(here: Observer, *, async_op: bool) -> dict[str, Callable[[], _Begun]]
 
     def all_reduce() -> _Begun:
         reduced = mine()
-        return distributed.all_reduce(reduced, group=group, async_op=async_op), [reduced], ones * total
+        return distributed.all_reduce(reduced, group=group, async_op=True), [reduced], ones * total
 
     def reduce() -> _Begun:
         reduced = mine()
-        work = distributed.reduce(reduced, root, group=group, async_op=async_op)
+        work = distributed.reduce(reduced, root, group=group, async_op=True)
         return work, [reduced] if is_root else [ones], ones * total if is_root else ones
 
     def all_gather() -> _Begun:
         gathered = [zeros() for _ in here.ranks]
-        return distributed.all_gather(gathered, mine(), group=group, async_op=async_op), gathered, every
+        return distributed.all_gather(gathered, mine(), group=group, async_op=True), gathered, every
 
     def all_gather_into_tensor() -> _Begun:
         whole = zeros(3 * here.count)
-        work = distributed.all_gather_into_tensor(whole, mine(), group=group, async_op=async_op)
+        work = distributed.all_gather_into_tensor(whole, mine(), group=group, async_op=True)
         return work, [whole], every
 
     def reduce_scatter_tensor() -> _Begun:
         part = zeros()
-        work = distributed.reduce_scatter_tensor(part, mine(3 * here.count), group=group, async_op=async_op)
+        work = distributed.reduce_scatter_tensor(part, mine(3 * here.count), group=group, async_op=True)
         return work, [part], ones * total
 
     def gather() -> _Begun:
         parts = [zeros() for _ in here.ranks] if is_root else None
-        work = distributed.gather(mine(), parts, root, group=group, async_op=async_op)
+        work = distributed.gather(mine(), parts, root, group=group, async_op=True)
         return work, parts or [every], every
 
     def scatter() -> _Begun:
         part = zeros()
         given = [mine() * (n + 1) for n in range(here.count)] if is_root else None
-        work = distributed.scatter(part, given, root, group=group, async_op=async_op)
+        work = distributed.scatter(part, given, root, group=group, async_op=True)
         return work, [part], ones * (root + 1) * (here.place + 1)
 
     def all_to_all_single() -> _Begun:
         exchanged = zeros(here.count)
-        work = distributed.all_to_all_single(exchanged, mine(here.count), group=group, async_op=async_op)
+        work = distributed.all_to_all_single(exchanged, mine(here.count), group=group, async_op=True)
         return work, [exchanged], torch.tensor([r + 1.0 for r in here.ranks])
 
     def broadcast() -> _Begun:
         sent = mine()
-        return distributed.broadcast(sent, root, group=group, async_op=async_op), [sent], ones * (root + 1)
+        return distributed.broadcast(sent, root, group=group, async_op=True), [sent], ones * (root + 1)
 
     def barrier() -> _Begun:
-        return distributed.barrier(group=group, async_op=async_op), [ones], ones
+        return distributed.barrier(group=group, async_op=True), [ones], ones
 
     return {
         "all_reduce": all_reduce, "reduce": reduce, "all_gather": all_gather,
@@ -357,14 +342,7 @@ def groups_of_every_size(here: Observer) -> None:
             member = here.within(group, members)
             for dtype in (torch.float32, torch.int64):
                 for name, collective in {**_COLLECTIVES, **_IN_LISTS}.items():
-
-                    def run(
-                        name: str = name, call: _Collective = collective, dtype: torch.dtype = dtype,
-                        member: Observer = member, of: str = of,
-                    ) -> None:  # fmt: skip
-                        call(member, 7, dtype, f"{name} of {short(dtype)}{of}")
-
-                    here.optional(f"{name}{of}", run)
+                    _form(member, name, collective, 7, dtype, of)
             _waited_for(member, of)
             for what, call in _OF_GROUPS.items():
 
@@ -607,7 +585,25 @@ def objects_of_every_kind(here: Observer) -> None:
         for r in here.ranks:
             here.same(things[r]["numbers"], torch.arange(r + 2.0), "a tensor in an all_gather_object")
 
+    def messages() -> None:
+        """From rank 0 to rank 1 and back, to and from ranks that are named in each way."""
+        for sender, receiver in ((0, 1), (1, 0)):
+            sent = [{"of": sender, "text": "é" * 90}, sender, None]
+            if here.number == sender:
+                distributed.send_object_list(sent, receiver)
+                distributed.send_object_list(sent[:1], group_dst=receiver)
+            elif here.number == receiver:
+                received: list[Any] = [None] * 3
+                told = distributed.recv_object_list(received, sender)
+                here.holds(told == sender, f"recv_object_list says that rank {told} sent, not {sender}")
+                here.holds(received == sent, f"recv_object_list gives {received!r:.80}")
+                first: list[Any] = [None]
+                distributed.recv_object_list(first, group_src=sender)
+                here.holds(first == sent[:1], f"recv_object_list by group_src gives {first!r:.80}")
+
     here.optional("gather_object", gather_to_one)
+    if here.count > 1:
+        here.optional("send_object_list", messages)
     here.optional("scatter_object_list", scatter)
     here.optional("all_gather_object of tensors", tensors)
 
@@ -649,10 +645,24 @@ def models_are_trained_together(here: Observer) -> None:
         )
         _train_together(here, model, together, made(5), inputs, " with gradient_as_bucket_view" * as_views)
 
+    def by_index() -> None:
+        """The inputs are on the host: with device_ids the model takes them to its device."""
+        model = made(here.number + 5)
+        together = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=[here.accelerator.current_device()], find_unused_parameters=finds_unused
+        )
+        _train_together(
+            here, model, together, made(5), lambda rank: inputs(rank).cpu(), " with device_ids",
+            inputs,
+        )  # fmt: skip
+
+    if not is_host(here.accelerator):
+        here.optional("DistributedDataParallel with device_ids", by_index)
+
 
 def _train_together(
     here: Observer, model: torch.nn.Module, together: Any, reference: torch.nn.Module,
-    inputs: Callable[[int], torch.Tensor], how: str,
+    inputs: Callable[[int], torch.Tensor], how: str, there: Callable[[int], torch.Tensor] | None = None,
 ) -> None:  # fmt: skip
     for name, found in model.state_dict().items():
         here.same(found, reference.state_dict()[name], f"{name} of rank 0 in DistributedDataParallel{how}")
@@ -664,7 +674,7 @@ def _train_together(
         reference.zero_grad()
         for rank in here.ranks:
             for given in (rank, rank + 1):
-                (reference(inputs(given)).square().mean() / here.count).backward()
+                (reference((there or inputs)(given)).square().mean() / here.count).backward()
         for (name, parameter), wanted in zip(model.named_parameters(), reference.parameters(), strict=True):
             if wanted.grad is None or parameter.grad is None:
                 here.holds(wanted.grad is None, f"DistributedDataParallel{how} leaves no gradient of {name}")

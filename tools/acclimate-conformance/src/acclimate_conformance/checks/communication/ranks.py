@@ -182,6 +182,7 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
         timeout=timedelta(seconds=_TIMEOUT_S - 20),
     )
     told: _Told = {}
+    offered: dict[str, str] = {}
     leaving_s: float = _TOPIC_LIMIT_S
 
     def ended() -> str:
@@ -192,7 +193,7 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
     try:
         for topic in TOPICS:
             name = topic.__name__
-            here = Observer(accelerator, number, count, Path(folder))
+            here = Observer(accelerator, number, count, Path(folder), offered)
 
             def give_up(why: str, name: str = name, here: Observer = here) -> None:
                 _mark(Path(folder), number).touch()

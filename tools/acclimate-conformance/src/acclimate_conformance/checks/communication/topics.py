@@ -773,18 +773,38 @@ def objects(here: Observer) -> None:
 
 
 def group_made_again(here: Observer) -> None:
-    for turn in (1, 2):
+    _made_again(here, 1)
+    if not is_host(here.accelerator):
+        device = torch.device(here.accelerator.current_device_name())
+        here.optional("init_process_group(device_id=…)", lambda: _made_again(here, 2, device_id=device))
+    _made_again(here, 3)
+
+
+def _made_again(here: Observer, turn: int, **options: Any) -> None:
+    if distributed.is_initialized():
         distributed.destroy_process_group()
-        distributed.init_process_group(
-            here.accelerator.communication_backend_name(),
-            init_method=f"file://{here.folder / f'store {turn}'}",
-            rank=here.number,
-            world_size=here.count,
-            timeout=timedelta(seconds=_AGAIN_S),
-        )
-        reduced = here.tensor(here.number + 1)
-        distributed.all_reduce(reduced)
-        here.same(reduced, [float(sum(r + 1 for r in here.ranks))], f"all_reduce in process group {turn + 1}")
+    name = here.accelerator.communication_backend_name()
+    distributed.init_process_group(
+        name,
+        init_method=f"file://{here.folder / f'store {turn}'}",
+        rank=here.number,
+        world_size=here.count,
+        timeout=timedelta(seconds=_AGAIN_S),
+        **options,
+    )
+    told = f"process group {turn + 1}{' with ' * bool(options)}{'and '.join(options)}"
+    backend = distributed.get_backend()
+    here.holds(backend == name, f'get_backend() of {told} is "{backend}", not "{name}"')
+    reduced, gathered = here.tensor(here.number + 1), here.tensor(*[0.0] * here.count)
+    distributed.all_reduce(reduced)
+    here.same(reduced, [float(sum(r + 1 for r in here.ranks))], f"all_reduce in {told}")
+    distributed.barrier()
+    here.optional(
+        "all_gather_into_tensor",
+        lambda: distributed.all_gather_into_tensor(gathered, here.tensor(here.number + 1)),
+    )
+    if "all_gather_into_tensor" not in "".join(here.lacking):
+        here.same(gathered, [r + 1.0 for r in here.ranks], f"all_gather_into_tensor in {told}")
 
 
 TOPICS: dict[Callable[[Observer], None], str] = {

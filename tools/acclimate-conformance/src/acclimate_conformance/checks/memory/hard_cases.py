@@ -6,6 +6,8 @@ import gc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +32,7 @@ from acclimate_conformance.checks.memory.small import require_equal_figures
 _LARGE = (2**32 + 64 * MIB, 2**31 + 64 * MIB)
 _REFUSALS = 64
 _LENGTH = 5003
+_OBJECTS = 80
 
 
 @check(
@@ -176,7 +179,8 @@ def refused_allocations_leave_nothing(accelerator: Accelerator) -> None:
 
 @check(
     "pin_memory", "pin_empty", "pin_empty_like", "unpin_memory", "Stream", "Event", "create_graph",
-    promise="Pinned tensors, streams, events and graphs are freed with their last reference.",
+    promise="Pinned tensors, streams, events and graphs are freed with their last reference, and leave no "
+    "open files or threads.",
 )  # fmt: skip
 def objects_die(accelerator: Accelerator) -> None:
     makers: dict[str, Callable[[], object]] = {
@@ -201,3 +205,36 @@ def objects_die(accelerator: Accelerator) -> None:
             gc.collect()
             after = " after unpin_memory()" if unpinned else ""
             require(reference() is None, f"what {what} returned is kept{after}, though nothing uses it")
+        _require_no_resources_kept(accelerator, what, make)
+
+
+def _require_no_resources_kept(accelerator: Accelerator, what: str, make: Callable[[], object]) -> None:
+    """Fails the check if the process has a file or a thread more for each object that it made and dropped."""
+
+    def used() -> None:
+        made: Any = make()
+        if isinstance(made, torch.Tensor):
+            made.fill_(1)
+        elif isinstance(made, accelerator.Event):
+            made.record()
+            made.synchronize()
+        elif isinstance(made, accelerator.Stream):
+            with accelerator.stream(made):
+                torch.ones(3, device=accelerator.current_device_name()).add_(1)
+            made.synchronize()
+
+    used()
+    gc.collect()
+    before = _resources()
+    for _ in range(_OBJECTS):
+        used()
+    gc.collect()
+    for kind, count in _resources().items():
+        grown = count - before[kind]
+        require(grown < _OBJECTS // 2, f"{_OBJECTS} times {what} leave {grown} {kind} in the process")
+
+
+def _resources() -> dict[str, int]:
+    """What Linux counts of this process; nothing elsewhere."""
+    folders = {"open files": Path("/proc/self/fd"), "threads": Path("/proc/self/task")}
+    return {kind: len(list(folder.iterdir())) for kind, folder in folders.items() if folder.exists()}

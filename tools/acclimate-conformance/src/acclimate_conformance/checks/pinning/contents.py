@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -222,7 +223,10 @@ def registration(accelerator: Accelerator) -> None:
         require(False, f"after a refused unregister_host_memory() an operator raises {describe(error)}")
 
 
-@check("on_accelerator", promise="on_accelerator is True for tensors on the device, and for no others.")
+@check(
+    "on_accelerator",
+    promise="on_accelerator is True for tensors on any of the devices, of any kind, and for no others.",
+)
 def on_accelerator(accelerator: Accelerator) -> None:
     places = dict.fromkeys((accelerator.device_type, accelerator.current_device_name()), True)
     places["meta"] = False
@@ -230,3 +234,39 @@ def on_accelerator(accelerator: Accelerator) -> None:
     for place, expected in places.items():
         told = exactly(accelerator.on_accelerator(torch.zeros(1, device=place)), bool, "on_accelerator()")
         require(told == expected, f"on_accelerator() of a tensor on {place} is {told}")
+    for place in {"cpu": None, **dict.fromkeys(device_names(accelerator))}:
+        expected = torch.device(place).type == accelerator.device_type
+        for kind, make in _KINDS.items():
+            try:
+                tensor = make(torch.ones(2, 3, device=place))
+            except (RuntimeError, TypeError):  # a device may lack it
+                continue
+            told = exactly(accelerator.on_accelerator(tensor), bool, f"on_accelerator() of {kind}")
+            require(told == expected, f"on_accelerator() of {kind} on {place} is {told}")
+
+
+class _Marked(torch.Tensor):
+    """A class of tensors of a program."""
+
+
+def _replaced(x: torch.Tensor) -> torch.Tensor:
+    parameter = torch.nn.Parameter(x)
+    parameter.data = x[:1]
+    return parameter
+
+
+_KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a parameter": torch.nn.Parameter,
+    "a buffer": torch.nn.Buffer,
+    "a result with a history": lambda x: x.requires_grad_() * 2,
+    "a view": lambda x: x[1:].t(),
+    "an expanded tensor": lambda x: x[:1].expand(5, 3),
+    "a tensor without elements": lambda x: x[:0],
+    "a single number": lambda x: x[0, 0],
+    "integers": lambda x: x.to(torch.int32),
+    "truth values": lambda x: x > 0,
+    "a sparse tensor": lambda x: x.to_sparse(),
+    "a tensor of a class": lambda x: x.as_subclass(_Marked),
+    "a parameter whose data was replaced": _replaced,
+}
+"""Tensors that are made of another one, on its device."""

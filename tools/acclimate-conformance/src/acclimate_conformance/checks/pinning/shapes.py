@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -287,4 +288,63 @@ def loaded_batches_are_pinned(accelerator: Accelerator) -> None:
             require(
                 accelerator.is_pinned(tensor), "a batch of a DataLoader with pin_memory=True is not pinned"
             )
+    _require_all_kinds_pinned(accelerator)
     require(accelerator.current_device() == before, "a DataLoader with pin_memory=True changes the device")
+
+
+class _Batch:
+    """A batch of a program's own kind, which says how it is pinned."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers = numbers
+
+    def pin_memory(self) -> _Batch:
+        return _Batch(self.numbers.pin_memory())
+
+
+class _Pair(NamedTuple):
+    first: torch.Tensor
+    second: dict[str, torch.Tensor]
+
+
+def _require_all_kinds_pinned(accelerator: Accelerator) -> None:
+    """Batches of each kind that torch pins, in each layout and dtype, while each device is current."""
+    ramp = torch.arange(12.0).reshape(3, 4)
+    numbers = {
+        "numbers": ramp, "transposed numbers": ramp.t(), "a part": ramp[1:, ::2], "halves": ramp.bfloat16(),
+        "integers": ramp.to(torch.int64), "truth values": ramp > 5, "no numbers": ramp[:0],
+        "one number": ramp[1, 1], "complex numbers": torch.complex(ramp, -ramp),
+        "bytes": ramp.to(torch.uint8),
+    }  # fmt: skip
+    batches: list[Any] = [
+        numbers, list(numbers.values()), tuple(numbers.values()), _Pair(ramp, numbers), [ramp, [numbers]],
+        _Batch(ramp), {"text": "a", "number": 3, "nothing": None, "deep": {"er": (ramp,)}},
+    ]  # fmt: skip
+
+    def given(batch: Any) -> list[Any]:
+        if isinstance(batch, _Batch):
+            return [batch.numbers]
+        values = list(batch.values()) if isinstance(batch, dict) else batch
+        return [x for v in values for x in (given(v) if isinstance(v, (list, tuple, dict)) else [v])]
+
+    for index in {0, accelerator.device_count() - 1}:
+        with accelerator.device(index):
+            loaded = list(DataLoader(batches, batch_size=None, collate_fn=lambda b: b, pin_memory=True))  # type: ignore[arg-type]
+            now = accelerator.current_device()
+        require(now == index, f"a DataLoader with pin_memory=True makes {now} the current device")
+        for found, wanted in zip(loaded, batches, strict=True):
+            kind = type(wanted).__name__
+            require(
+                type(found) is type(wanted),
+                f"a DataLoader with pin_memory=True makes a {type(found).__name__} of a {kind}",
+            )
+            for ours, theirs in zip(given(found), given(wanted), strict=True):
+                told = (
+                    f"{short(theirs.dtype)} of shape {tuple(theirs.shape)}" if torch.is_tensor(theirs) else ""
+                )
+                same = equal(ours, theirs) if told else ours == theirs
+                require(same, f"a DataLoader with pin_memory=True changes {told or theirs} in a {kind}")
+                require(
+                    not told or not theirs.numel() or accelerator.is_pinned(ours),
+                    f"a DataLoader with pin_memory=True does not pin {told} in a {kind}",
+                )

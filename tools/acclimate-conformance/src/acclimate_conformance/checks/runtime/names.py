@@ -1,14 +1,20 @@
-"""Checks that torch's own functions for devices, as in torch.accelerator, do what acclimate's do."""
+"""Checks that torch's own functions for devices, as in torch.accelerator, do what acclimate's do.
+
+torch's compilers, loaders and checkpoints call these, not acclimate's.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from acclimate.accelerator import Accelerator, HostStream
 from acclimate_conformance.checks.assertions import (
@@ -41,6 +47,12 @@ def _modules(accelerator: Accelerator) -> dict[str, Any]:
         found["torch.accelerator"] = torch.accelerator
     if not found:
         raise NotOfferedError("torch has no functions for it")
+    with suppress(ImportError, NotImplementedError):  # the compiler does not know each device
+        from torch._dynamo.device_interface import get_interface_for_device
+
+        found[f"the compiler's interface of {accelerator.device_type}"] = get_interface_for_device(
+            accelerator.device_type
+        )
     return found
 
 
@@ -98,8 +110,24 @@ def devices_of_torch(accelerator: Accelerator) -> None:
                         now = accelerator.current_device()
                         noted(now == here, f"{where}.{name}({there}) makes {now} the current device")
                     _note_streams(accelerator, where, module, there, noted)
+                    _note_exchanges(accelerator, where, module, here, there, noted)
                 made = torch.empty(1, device=kind).device
                 noted(made.index in (None, here), f"a tensor is made on {made} while {here} is current")
+
+
+def _note_exchanges(
+    accelerator: Accelerator, where: str, module: Any, here: int, there: int, noted: _Noted
+) -> None:
+    """Functions that set a device, if it is not negative, and return which one was current."""
+    names = ("exchange_device", "maybe_exchange_device", "_exchange_device", "_maybe_exchange_device")
+    for name, exchange in _functions(module, *names).items():
+        for given, wanted in ((there, there), (-1, here)):
+            accelerator.set_device(here)
+            before = exchange(given)
+            now = accelerator.current_device()
+            noted(before == here, f"{where}.{name}({given}) returns {before} while {here} is current")
+            noted(now == wanted, f"{where}.{name}({given}) makes {now} the current device, which was {here}")
+    accelerator.set_device(here)
 
 
 def _note_contexts(
@@ -166,6 +194,121 @@ def _note_streams(accelerator: Accelerator, where: str, module: Any, there: int,
             same = _is_same(accelerator.current_stream(), side)
             noted(same, f"{where}.{name}(s) does not make s current")
             setter(before)
+
+
+@check(
+    "current_device", "get_rng_state", "set_rng_state", "torch_module", "supported_dtypes",
+    "get_device_properties", "total_memory",
+    promise="What torch's compilers, checkpoints and loaders ask the device's module for is true of each "
+    "device, and leaves all as it was.",
+    of="tensors",
+)  # fmt: skip
+def tools_of_torch(accelerator: Accelerator) -> None:
+    names = device_names(accelerator)
+    modules = _modules(accelerator)
+    last = len(names) - 1
+    with all_told() as noted:
+        for index, name in enumerate(names):
+            for given in (name, torch.device(name), accelerator.device_type):
+                module = torch.get_device_module(given)
+                noted(module is accelerator.torch_module, f"get_device_module({given!r}) is {module!r:.60}")
+            for where, module in modules.items():
+                for current in {0, last}:
+                    accelerator.set_device(current)
+                    _note_what_is_told(accelerator, where, module, index, noted)
+        for current in {0, last}:
+            accelerator.set_device(current)
+            _note_states_of_checkpoints(accelerator, names, noted)
+            _note_forks_of_all(accelerator, names, noted)
+            now = accelerator.current_device()
+            noted(now == current, f"torch's checkpoints make {now} the current device, which was {current}")
+        _note_loaded_elsewhere(accelerator, noted)
+
+
+def _note_what_is_told(accelerator: Accelerator, where: str, module: Any, index: int, noted: _Noted) -> None:
+    """Properties, a stream's number, and which dtypes a compiler may generate code for."""
+    for name, tell in _functions(module, "get_device_properties", given=(index,)).items():
+        total = getattr(tell(index), "total_memory", None)
+        wanted = accelerator.get_device_properties(index).total_memory
+        noted(total in (None, wanted), f"{where}.{name}({index}).total_memory is {total}, not {wanted}")
+    supported = accelerator.supported_dtypes()
+    for name, supports in _functions(module, "is_dtype_supported", given=(torch.float32,)).items():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            told = bool(supports(dtype))
+            noted(
+                told or dtype not in supported,
+                f"{where}.{name}({dtype}) is {told}, and supported_dtypes() has {supported}",
+            )
+    for name, supports in _functions(module, "is_bf16_supported", given=()).items():
+        told = bool(supports())
+        noted(
+            told or not accelerator.is_bf16_supported(), f"{where}.{name}() is {told}, not that of acclimate"
+        )
+    if issubclass(accelerator.Stream, HostStream):
+        return
+    with accelerator.device(index):
+        side = accelerator.Stream()
+    for name, number in _functions(module, "get_raw_stream", given=(index,)).items():
+        before = number(index)
+        with accelerator.stream(side):
+            within = number(index)
+        noted(before != within, f"{where}.{name}({index}) is {before} on the default stream and on another")
+        noted(number(index) == before, f"{where}.{name}({index}) is another one after a block with a stream")
+    setter = getattr(module, "_set_stream_by_id", None)
+    if setter is not None and hasattr(side, "stream_id"):
+        with accelerator.device(index):
+            usual = accelerator.current_stream()
+            with suppress(NotImplementedError):
+                setter(side.stream_id, side.device_index, side.device_type)
+                same = _is_same(accelerator.current_stream(), side)
+                noted(same, f"{where}._set_stream_by_id() of a stream does not make it current")
+            accelerator.set_stream(usual)
+
+
+def _note_states_of_checkpoints(accelerator: Accelerator, names: list[str], noted: _Noted) -> None:
+    """What torch.utils.checkpoint saves of the devices of its tensors, and restores there."""
+    tensors = [torch.ones(2, device=name) for name in names]
+    for name in names:
+        torch.rand(3, device=name)
+    indices, states = get_device_states(*tensors, torch.ones(1))
+    wanted = [index for index, tensor in enumerate(tensors) if tensor.device.index is not None]
+    noted(sorted(indices) == wanted, f"get_device_states() is of the devices {indices}, not {wanted}")
+    first = [torch.rand(9, device=names[index]).cpu() for index in indices]
+    set_device_states(indices, states, device_type=accelerator.device_type)
+    for index, numbers in zip(indices, first, strict=True):
+        again = torch.rand(9, device=names[index]).cpu()
+        noted(equal(again, numbers), f"set_device_states() does not repeat the numbers of {names[index]}")
+
+
+def _note_forks_of_all(accelerator: Accelerator, names: list[str], noted: _Noted) -> None:
+    """torch.random.fork_rng without devices keeps the states of all."""
+    before = [accelerator.get_rng_state(index).clone() for index in range(len(names))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather be told the devices
+        with torch.random.fork_rng(device_type=accelerator.device_type):
+            for name in names:
+                torch.rand(3, device=name)
+    for index, state in enumerate(before):
+        same = equal(accelerator.get_rng_state(index), state)
+        noted(same, f"fork_rng() of all devices does not restore the state of device {index}")
+
+
+def _note_loaded_elsewhere(accelerator: Accelerator, noted: _Noted) -> None:
+    """A saved storage tells its device, and torch.load refuses devices that are absent."""
+    absent = f"{accelerator.device_type}:{accelerator.device_count() + 5}"
+    for name in device_names(accelerator):
+        storage = torch.ones(3, device=name).untyped_storage()
+        tag = torch.serialization.location_tag(storage)
+        noted(tag == name, f"torch.serialization.location_tag() of a storage on {name} is {tag!r}")
+        file = io.BytesIO()
+        torch.save(torch.ones(3, device=name), file)
+        for place in (absent, torch.device(absent), {name: absent}):
+            file.seek(0)
+            try:
+                torch.load(file, map_location=place)
+            except RuntimeError:
+                continue
+            noted(False, f"torch.load(map_location={place!r}) accepts a device that is not here")
 
 
 @check(
