@@ -19,6 +19,8 @@ import acclimate
 from acclimate.llm.decode import native
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
+from acclimate.llm.kernels import builder as kernels
+from acclimate.ops import simd
 from quick_parameters import quick
 
 FEW = ["gemma3_text", "gpt2"]
@@ -75,8 +77,8 @@ def computed(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_logits_of_a_padded_batch_are_as_near_to_float32_as_the_models(name: str) -> None:
+def check_logits(name: str) -> None:
+    """Raises unless the logits of a padded batch are as near to those in float32 as the model's own."""
     model = model_of(name)
     ids, starts, mask = padded_prompt()
     step = reader(model, starts)
@@ -85,6 +87,23 @@ def test_logits_of_a_padded_batch_are_as_near_to_float32_as_the_models(name: str
     size = exact.norm(dim=-1)
     error, own_error = (read - exact).norm(dim=-1) / size, (own - exact).norm(dim=-1) / size
     assert (error <= 2 * own_error + 0.01).all(), (error, own_error)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_logits_of_a_padded_batch_are_as_near_to_float32_as_the_models(name: str) -> None:
+    check_logits(name)
+
+
+# Each set has its own products, and one has its own activations: GELU and SiLU.
+@pytest.mark.parametrize("name", ["gemma3_text", "llama"])
+@pytest.mark.parametrize("isa", [isa for isa in simd.usable_isas() if isa != "plain"])
+def test_every_instruction_set_reads_a_prompt(name: str, isa: str) -> None:
+    kernels.load("cpu")
+    torch.ops.acclimate.inference_use_isa(simd.isa_number(isa))
+    try:
+        check_logits(name)
+    finally:
+        torch.ops.acclimate.inference_use_isa(simd.BEST)
 
 
 def test_the_cache_goes_on_where_the_prompt_ended() -> None:

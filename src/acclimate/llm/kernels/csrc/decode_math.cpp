@@ -511,6 +511,28 @@ ACCLIMATE_CLONES void fill_bf16(const float* x, int64_t n, int64_t stride, uint1
   std::fill(to + n, to + stride, uint16_t{0});
 }
 
+float weigh_bf16(float scale, float cap, float* x, int64_t n, uint16_t* to, float& peak) {
+  const PromptKernels& kernels = prompt_kernels();
+  if (kernels.weigh != nullptr && cap <= 0) {
+    return kernels.weigh(scale, x, n, to, peak);
+  }
+  const float sum = weigh(scale, cap, x, n, peak);
+  fill_bf16(x, n, n, to);
+  return sum;
+}
+
+void activate_bf16(Activation activation, const float* gate, float* inner, int64_t n, uint16_t* to) {
+  const PromptKernels& kernels = prompt_kernels();
+  if (kernels.silu != nullptr && activation == Activation::silu) {
+    return kernels.silu(gate, inner, n, to);
+  }
+  if (kernels.gelu_tanh != nullptr && activation == Activation::gelu_tanh) {
+    return kernels.gelu_tanh(gate, inner, n, to);
+  }
+  activate(activation, Dtype::bf16, gate, inner, n);
+  fill_bf16(inner, n, n, to);
+}
+
 void fill_f32(const float* x, int64_t n, int64_t stride, float* to) {
   std::memcpy(to, x, n * sizeof(float));
   std::fill(to + n, to + stride, 0.0f);

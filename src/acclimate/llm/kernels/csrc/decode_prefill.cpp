@@ -251,7 +251,9 @@ class Step::Prefill {
     float* attended = attended_.data() + row * hidden_;
     const float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : nullptr;
     step_.join_attention(layer, attended, start, x_.data() + row * hidden_, branch, normed);
-    std::copy(branch, branch + hidden_, attended);
+    if (layer.parallel) {
+      std::copy(branch, branch + hidden_, attended);
+    }
     const int64_t stride = stride_of(hidden_);
     fill_bf16(normed, hidden_, stride, normed_.data() + row * stride);
   }
@@ -316,14 +318,15 @@ class Step::Prefill {
     });
   }
 
-  // Writes the products of inputs in bf16 with rows first to last of a dense weight, or adds them.
+  // Writes the products of inputs in bf16 with rows first to last of a dense weight, or adds them. It writes
+  // whole groups of rows.
   static void multiply_dense(const Weight& weight, int64_t first, int64_t last, const uint16_t* x,
-                             int64_t x_stride, int64_t inputs, bool adds, ThreadState& state, float* y,
+                             int64_t x_stride, int64_t inputs, Finish finish, ThreadState& state, float* y,
                              int64_t stride) {
     const int64_t rows = last - first;
     void* repacked = at_least(state.repacked, tiles_of(repacked_bytes(rows, weight.k), 64));
     repack(weight, first, last, repacked);
-    multiply_many(repacked, rows, weight.k, x, x_stride, inputs, adds, y, stride);
+    multiply_many(repacked, rows, weight.k, x, x_stride, inputs, finish, y, stride);
   }
 
   // Writes the products of some inputs with rows first to last of a weight to y[i * stride + row - first],
@@ -333,8 +336,8 @@ class Step::Prefill {
                      int64_t begin, int64_t inputs, ThreadState& state, float* y, int64_t stride) const {
     if (is_dense(weight)) {
       const int64_t x_stride = stride_of(weight.k);
-      multiply_dense(weight, first, last, x.data() + begin * x_stride, x_stride, inputs, false, state, y,
-                     stride);
+      multiply_dense(weight, first, last, x.data() + begin * x_stride, x_stride, inputs, Finish::replaces,
+                     state, y, stride);
       return;
     }
     for (int64_t i = begin; i < begin + inputs;) {
@@ -355,6 +358,13 @@ class Step::Prefill {
       if (from < until) {
         const int64_t row = part.first + from - begin, count = until - from;
         const int64_t column = from - tile.first;
+        if (is_dense(part.weight) && part.bias == nullptr && count % group_rows == 0) {
+          const int64_t x_stride = stride_of(part.weight.k);
+          multiply_dense(part.weight, row, row + count, x.data() + tile.begin * x_stride, x_stride,
+                         tile.inputs, Finish::rounds, state, y + column, stride);
+          begin += part.count;
+          continue;
+        }
         multiply_rows(part.weight, row, row + count, x, tile.begin, tile.inputs, state, found + column,
                       found_stride);
         const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
@@ -395,11 +405,12 @@ class Step::Prefill {
       }
       for (int64_t i = 0; i < tile.inputs; ++i) {
         float* own_up = up + i * tiles.stride();
-        activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * tiles.stride(),
-                 own_up, tile.columns());
-        const int64_t end = tile.last == mlp.up.width ? stride : tile.last;
-        fill_bf16(own_up, tile.columns(), end - tile.first,
-                  inner_.data() + (tile.begin + i) * stride + tile.first);
+        uint16_t* to = inner_.data() + (tile.begin + i) * stride + tile.first;
+        activate_bf16(mlp.activation, gate == nullptr ? nullptr : gate + i * tiles.stride(), own_up,
+                      tile.columns(), to);
+        if (tile.last == mlp.up.width) {
+          std::fill(to + tile.columns(), to + stride - tile.first, uint16_t{0});
+        }
       }
     });
   }
@@ -915,8 +926,8 @@ class Step::Prefill {
     for (int64_t column = 0; column < weight.n; column += columns_together) {
       const int64_t some = std::min(columns_together, weight.n - column);
       if (is_dense(weight)) {
-        multiply_dense(weight, column, column + some, x, stride_of(weight.k), count, false, state, found,
-                       stride);
+        multiply_dense(weight, column, column + some, x, stride_of(weight.k), count, Finish::replaces, state,
+                       found, stride);
       } else {
         compute(weight, input, column, column + some, found, stride);
       }
@@ -1000,7 +1011,7 @@ class Step::Prefill {
     for (int64_t key = 0; key < count; key += columns_together) {
       const int64_t some = std::min(columns_together, count - key);
       multiply_dense(keys_of(cache, cached + at + key, some, size, state), 0, some, query, whole_blocks(size),
-                     queries, false, state, scores + key, stride);
+                     queries, Finish::replaces, state, scores + key, stride);
     }
     for (int64_t i = 0; i < queries; ++i) {
       float* line = scores + i * stride;
@@ -1008,21 +1019,23 @@ class Step::Prefill {
       const bool sees = query_place >= start;  // padding sees nothing
       const int64_t end = sees ? query_place + 1 - first : 0;
       const int64_t begin = sees ? std::max<int64_t>(first_key(query_place) - first, 0) : 0;
+      uint16_t* to = weights + i * stride;
       peaks[i] = 0.0f;
       sums[i] = 1.0f;
       if (sees) {
-        sums[i] = weigh(attention.scale, attention.softcap, line + begin, end - begin, peaks[i]);
+        sums[i] =
+            weigh_bf16(attention.scale, attention.softcap, line + begin, end - begin, to + begin, peaks[i]);
       }
-      std::fill(line, line + begin, 0.0f);
-      std::fill(line + end, line + stride, 0.0f);
-      fill_bf16(line, stride, stride, weights + i * stride);
+      std::fill(to, to + begin, uint16_t{0});
+      std::fill(to + end, to + stride, uint16_t{0});
     }
     for (int64_t column = 0; column < value_size; column += columns_together) {
       const int64_t some = std::min(columns_together, value_size - column);
       for (int64_t key = 0; key < count; key += keys_together) {
         const int64_t length = std::min(keys_together, count - key);
         multiply_dense(values_of(cache, cached, at + key, value_size, column, some, length, state), 0, some,
-                       weights + key, stride, queries, key > 0, state, mixed + column, mixed_stride);
+                       weights + key, stride, queries, key > 0 ? Finish::adds : Finish::replaces, state,
+                       mixed + column, mixed_stride);
       }
     }
     const int64_t to_stride = stride_of(attention.heads * value_size);

@@ -132,14 +132,17 @@ void Step::store_value(const LayerCache& cache, int64_t row, int64_t at, const f
 }
 
 // Adds the output of attention or of a convolution to the residual stream, or to `branch` in a parallel
-// layer, and normalizes the input of the MLP.
+// layer, and normalizes the input of the MLP. Other layers use `branch` as memory at most.
 void Step::join_attention(const Layer& layer, const float* attended, const float* start, float* x,
                           float* branch, float* normed) const {
   const int64_t hidden = decoder_.hidden;
-  normalize(layer.mixer_post_norm, decoder_.dtype, attended, hidden, 0, branch);
   const float* given = layer.parallel && layer.mlp_shares_norm ? start : x;
+  if (layer.parallel || layer.mixer_post_norm.is_there) {
+    normalize(layer.mixer_post_norm, decoder_.dtype, attended, hidden, 0, branch);
+    attended = branch;
+  }
   if (!layer.parallel) {
-    add_branch(decoder_.dtype, x, branch, layer.mixer_factor, hidden);
+    add_branch(decoder_.dtype, x, attended, layer.mixer_factor, hidden);
   }
   normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed);
 }

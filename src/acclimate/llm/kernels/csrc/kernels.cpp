@@ -44,6 +44,7 @@
 #if ACCLIMATE_HAS_BF16
 #include "dense_kernel.h"
 #include "many_kernel.h"
+#include "prompt_kernel.h"
 #endif
 
 namespace acclimate::inference {
@@ -75,6 +76,7 @@ const Kernels ACCLIMATE_JOINED(ACCLIMATE_ISA, _kernels) = {
     .repack_rows = isa::repack_rows,
     .multiply_repacked = isa::multiply_repacked,
     .repacked_value_bytes = sizeof(uint16_t),
+    .prompt = {isa::weigh, isa::gate<isa::silu>, isa::gate<isa::gelu_tanh>},
 #endif
 #if ACCLIMATE_HAS_DENSE
     .int8_rows = isa::multiply_int8_rows,

@@ -23,10 +23,10 @@ using Widen = void (*)(Dtype dtype, const uint16_t* from, int64_t count, float* 
 // whole groups and a multiple of 32 columns: in bf16, [k / 2][16][2] each, or in float32, [k][16].
 using RepackRows = void (*)(const Weight&, int64_t first, int64_t last, void* to);
 
-// y[i * y_stride + row] = or += x[i * stride ...] * row, for all rows of the groups. Inputs are in bf16,
-// filled up with zeros to a multiple of 32 columns.
+// y[i * y_stride + row]: x[i * stride ...] * row, for all rows of the groups. Inputs are in bf16, filled up
+// with zeros to a multiple of 32 columns.
 using MultiplyRepacked = void (*)(const void* repacked, int64_t groups, int64_t k, const uint16_t* x,
-                                  int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride);
+                                  int64_t stride, int64_t m, Finish finish, float* y, int64_t y_stride);
 
 // Divides m inputs into tiles of `most` and, for the rest, of 8, 4, 2 and 1: calls
 // tile.operator()<inputs>(first).
@@ -51,6 +51,7 @@ struct Kernels {
   RepackRows repack_rows = nullptr;
   MultiplyRepacked multiply_repacked = nullptr;
   int64_t repacked_value_bytes = 0;
+  PromptKernels prompt = {};
   ProductOfInt8 int8_rows = nullptr;
 };
 

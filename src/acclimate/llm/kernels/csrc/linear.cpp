@@ -34,6 +34,7 @@ void add(Kernels& chosen, const Kernels& better) {
     chosen.repack_rows = better.repack_rows;
     chosen.multiply_repacked = better.multiply_repacked;
     chosen.repacked_value_bytes = better.repacked_value_bytes;
+    chosen.prompt = better.prompt;
   }
 }
 
@@ -309,10 +310,12 @@ void repack(const Weight& weight, int64_t first, int64_t last, void* to) {
 }
 
 void multiply_many(const void* repacked, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
-                   int64_t m, bool adds, float* y, int64_t y_stride) {
-  kernels().multiply_repacked(repacked, (rows + group_rows - 1) / group_rows, k, x, x_stride, m, adds, y,
+                   int64_t m, Finish finish, float* y, int64_t y_stride) {
+  kernels().multiply_repacked(repacked, (rows + group_rows - 1) / group_rows, k, x, x_stride, m, finish, y,
                               y_stride);
 }
+
+const PromptKernels& prompt_kernels() { return kernels().prompt; }
 
 void dequantize(const Weight& weight, int64_t first, int64_t last, float* values) {
   if (weight.format == WeightFormat::dense) {

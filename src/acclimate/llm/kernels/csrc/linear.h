@@ -113,7 +113,7 @@ void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_strid
 //
 //   std::vector<uint8_t> repacked(repacked_bytes(last - first, k));
 //   repack(weight, first, last, repacked.data());
-//   multiply_many(repacked.data(), last - first, k, x, whole_blocks(k), m, false, y, y_stride);
+//   multiply_many(repacked.data(), last - first, k, x, whole_blocks(k), m, Finish::replaces, y, y_stride);
 
 bool multiplies_many();
 
@@ -127,9 +127,23 @@ int64_t repacked_bytes(int64_t rows, int64_t k);
 // the fastest here, else in float32.
 void repack(const Weight& weight, int64_t first, int64_t last, void* to);
 
-// y[i * y_stride + row] = or += the product of input i with a repacked row. It writes whole groups of rows.
+// What multiply_many does with a product: it replaces what is there, rounded to bf16 or not, or is added to
+// it.
+enum class Finish { replaces, rounds, adds };
+
+// y[i * y_stride + row]: the product of input i with a repacked row. It writes whole groups of rows.
 void multiply_many(const void* repacked, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
-                   int64_t m, bool adds, float* y, int64_t y_stride);
+                   int64_t m, Finish finish, float* y, int64_t y_stride);
+
+// Between the products of a prompt, on processors with conversions to bf16; else null.
+struct PromptKernels {
+  // Writes exp(x * scale - peak) in bf16, where `peak` is the largest x * scale, and returns the sum.
+  float (*weigh)(float scale, const float* x, int64_t n, uint16_t* to, float& peak) = nullptr;
+  // Writes activated(gate) * up in bf16, or activated(up) if `gate` is null.
+  void (*silu)(const float* gate, const float* up, int64_t n, uint16_t* to) = nullptr;
+  void (*gelu_tanh)(const float* gate, const float* up, int64_t n, uint16_t* to) = nullptr;
+};
+const PromptKernels& prompt_kernels();
 
 // The values of rows first to last in float32, [last - first][k], rounded as GGUF defines them.
 void dequantize(const Weight& weight, int64_t first, int64_t last, float* values);

@@ -4,6 +4,8 @@
 // Rows are first put in the order of the product, 16 at a time: [k / 2][16 rows][2 columns]. One vector holds
 // a pair of columns of all 16 rows, and a pair of an input's values is the same for all of them. Each sum
 // goes through the columns in their order.
+#pragma once
+
 #include "repacked.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
@@ -74,8 +76,13 @@ void repack_rows(const Weight& weight, int64_t first, int64_t last, void* repack
   }
 }
 
+inline Floats rounded(Floats x) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x))), 16));
+}
+
 void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,
-                       int64_t m, bool adds, float* y, int64_t y_stride) {
+                       int64_t m, Finish finish, float* y, int64_t y_stride) {
   constexpr int together = 12;  // inputs that stay in the first cache for all rows
   const int64_t size = repacked_columns(k) * group_rows;
   for (int64_t first = 0; first < m; first += together) {
@@ -83,7 +90,7 @@ void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16
       const uint16_t* rows = static_cast<const uint16_t*>(from) + group * size;
       const uint16_t* values = x + (first + input) * stride;
       float* to = y + (first + input) * y_stride + group * group_rows;
-      multiply_tile_of<some, inputs>(adds, to, y_stride, [&](Floats(&sums)[inputs][some]) {
+      const auto add_products = [&](Floats(&sums)[inputs][some]) {
         for (int64_t at = 0; at < size; at += 32) {
           __m512bh weights[some];
 #pragma GCC unroll 16
@@ -101,7 +108,9 @@ void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16
             }
           }
         }
-      });
+      };
+      const auto finished = [&](Floats sum) { return finish == Finish::rounds ? rounded(sum) : sum; };
+      multiply_tile_of<some, inputs>(finish == Finish::adds, to, y_stride, add_products, finished);
     };
     for_each_tile_of<together, 2>(m - first < together ? m - first : together, groups, tile);
   }

@@ -9,9 +9,10 @@ namespace acclimate::inference::ACCLIMATE_ISA {
 inline int64_t repacked_columns(int64_t k) { return (k + block_columns - 1) / block_columns * block_columns; }
 
 // Loads sums of `inputs` inputs and `groups` groups from y, or begins with zeros, calls add_products(sums)
-// and stores them. They stay in registers only if the compiler unrolls the loops.
-template <int groups, int inputs, class AddProducts>
-inline void multiply_tile_of(bool adds, float* y, int64_t y_stride, AddProducts add_products) {
+// and stores what finished(sum) returns. They stay in registers only if the compiler unrolls the loops.
+template <int groups, int inputs, class AddProducts, class Finished>
+inline void multiply_tile_of(bool adds, float* y, int64_t y_stride, AddProducts add_products,
+                             Finished finished) {
   Floats sums[inputs][groups];
 #pragma GCC unroll 16
   for (int i = 0; i < inputs; ++i) {
@@ -25,7 +26,7 @@ inline void multiply_tile_of(bool adds, float* y, int64_t y_stride, AddProducts 
   for (int i = 0; i < inputs; ++i) {
 #pragma GCC unroll 16
     for (int group = 0; group < groups; ++group) {
-      store(y + i * y_stride + group * 16, sums[i][group]);
+      store(y + i * y_stride + group * 16, finished(sums[i][group]));
     }
   }
 }

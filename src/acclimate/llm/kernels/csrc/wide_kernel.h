@@ -5,6 +5,7 @@
 // all 16 rows, and an input's value is the same for all of them. Each sum goes through the columns in their
 // order, so that it does not depend on what else is multiplied.
 #include "repacked.h"
+#include "rounding.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 
@@ -83,10 +84,11 @@ void widen_rows(const Weight& weight, int64_t first, int64_t last, void* repacke
 constexpr int64_t wide_columns = 256;
 
 void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride, int64_t m,
-                   bool adds, float* y, int64_t y_stride) {
+                   Finish finish, float* y, int64_t y_stride) {
   constexpr int64_t together = 24;  // inputs that are widened together, and stay in the first cache
   alignas(64) float wide[together * wide_columns];
   const int64_t all = repacked_columns(k), size = all * group_rows;
+  bool adds = finish == Finish::adds;
   for (int64_t column = 0; column < all; column += wide_columns, adds = true) {
     const int64_t columns = all - column < wide_columns ? all - column : wide_columns;
     const float* weights = static_cast<const float*>(from) + column * group_rows;
@@ -101,7 +103,7 @@ void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* 
         const float* rows = weights + group * size;
         const float* values = wide + input * wide_columns;
         float* to = y + (first + input) * y_stride + group * group_rows;
-        multiply_tile_of<some, inputs>(adds, to, y_stride, [&](Floats(&sums)[inputs][some]) {
+        const auto add_products = [&](Floats(&sums)[inputs][some]) {
           for (int64_t c = 0; c < columns; ++c) {
             Floats row[some];
 #pragma GCC unroll 16
@@ -117,9 +119,16 @@ void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* 
               }
             }
           }
-        });
+        };
+        multiply_tile_of<some, inputs>(adds, to, y_stride, add_products, [](Floats sum) { return sum; });
       };
       for_each_tile_of<wide_inputs, wide_groups>(some_inputs, groups, tile);
+    }
+  }
+  for (int64_t input = 0; finish == Finish::rounds && input < m; ++input) {
+    float* to = y + input * y_stride;
+    for (int64_t c = 0; c < groups * group_rows; ++c) {
+      to[c] = rounded<Dtype::bf16>(to[c]);
     }
   }
 }
