@@ -753,7 +753,10 @@ def recomputed_draws_repeat(accelerator: Accelerator) -> None:
                     equal(seen[0], seen[1]),
                     f"{what}, draws other numbers when it is computed again{_why_otherwise(accelerator)}",
                 )
-                require(equal(accelerator.get_rng_state(), after), f"{what}, changes the state in backward()")
+                require(
+                    equal(accelerator.get_rng_state(), after),
+                    f"{what}, changes the state in its backward pass{_why_otherwise(accelerator)}",
+                )
             else:
                 require(not equal(seen[0], seen[1]), f"{what}, draws the same numbers again")
     layers = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(4))).to(device)
@@ -771,5 +774,6 @@ def recomputed_draws_repeat(accelerator: Accelerator) -> None:
             torch.rand(5, device=device)
         for index, (now, before) in enumerate(zip(accelerator.get_rng_state_all(), states, strict=True)):
             require(
-                equal(now, before), f"torch.random.fork_rng() does not restore the state of device {index}"
+                equal(now, before),
+                f"torch.random.fork_rng does not restore the state of device {index}{_why_otherwise(accelerator)}",
             )
