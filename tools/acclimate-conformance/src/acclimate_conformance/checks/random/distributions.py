@@ -775,5 +775,6 @@ def recomputed_draws_repeat(accelerator: Accelerator) -> None:
         for index, (now, before) in enumerate(zip(accelerator.get_rng_state_all(), states, strict=True)):
             require(
                 equal(now, before),
-                f"torch.random.fork_rng does not restore the state of device {index}{_why_otherwise(accelerator)}",
+                f"torch.random.fork_rng does not restore the state of device {index}"
+                f"{_why_otherwise(accelerator)}",
             )
