@@ -268,8 +268,8 @@ _SEEDS = ("seed", "seed_all")
 """Methods that change something and tell it."""
 _CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
 """The beginnings of names of methods that say what a device is."""
-_CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)\b(\w+)\(")
-"""A call that a text names, but for methods of objects that the interface makes."""
+_CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)(?<!torch\.)\b(\w+)\(")
+"""A call that a text names, but for methods of objects that the interface makes, and torch's functions."""
 _DRAW = re.compile(r"\bthe draw (?:torch\.)?(\w+)")
 _DRAWN = 0.9
 """A draw that a text names, and how much speaks for it: what it changes is seen by the vendor's methods."""
