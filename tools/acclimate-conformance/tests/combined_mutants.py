@@ -132,6 +132,21 @@ class ColumnsTimesRowsAreOfTheFirstRows(_WithKernels):
     kernels = {"mul.Tensor": _mul}
 
 
+class FiguresLeaveTheDevice(_Patched):
+    """mem_get_info(i) of torch's module, which get_device_properties() calls too, leaves device i current."""
+
+    def patch(self) -> None:
+        def told(theirs: Any) -> Any:
+            def tell(device: Any = None) -> Any:
+                if isinstance(device, int):
+                    torch.accelerator.set_device_index(device)
+                return theirs(device)
+
+            return tell
+
+        self.put(self.torch_module, "mem_get_info", told)
+
+
 class GrowthIsEvery2000Steps(_Patched):
     """GradScaler ignores growth_interval."""
 
@@ -156,6 +171,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         StridedPartsBeginTheStorage: "runtime/features_meet",
         TanhOfCellsIsSteeper: "dtypes/layers_with_options",
         ColumnsTimesRowsAreOfTheFirstRows: "runtime/transformed_programs",
+        FiguresLeaveTheDevice: "devices/properties",
         GrowthIsEvery2000Steps: "dtypes/scaler_by_its_arguments",
     },
 }
@@ -167,5 +183,6 @@ NAMED: dict[str, str] = {
     "StridedPartsBeginTheStorage": "as_strided",
     "TanhOfCellsIsSteeper": "tanh",
     "GrowthIsEvery2000Steps": "amp",
+    "FiguresLeaveTheDevice": "mem_get_info",
 }
 """For some of them, the name that the report has to give first."""

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
-from torch._dynamo.device_interface import get_interface_for_device
 
 from acclimate.accelerator import Accelerator
 from acclimate_sim import sharing
@@ -128,6 +127,8 @@ class CompilersLeaveTheDevice(_Patched):
     """exchange_device(), by which compiled code changes devices, does not tell which was current."""
 
     def patch(self) -> None:
+        from torch._dynamo.device_interface import get_interface_for_device  # takes a second to import
+
         def exchange(theirs: Any) -> Any:
             def call(device: int) -> int:
                 theirs(device)

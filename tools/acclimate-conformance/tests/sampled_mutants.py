@@ -56,6 +56,18 @@ class SumRestarts(_WithKernels):
     kernels = {"cumsum": _cumsum}
 
 
+class ViewsAreNotSupported(_WithKernels):
+    """relu refuses tensors whose elements do not lie side by side, as an operator that the device lacks."""
+
+    @staticmethod
+    def _relu(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_contiguous():
+            raise NotImplementedError("relu is not supported for views")
+        return _there(x.cpu().relu(), x)
+
+    kernels = {"relu": _relu}
+
+
 class ProductCutsDigits(_WithKernels):
     """A product of bfloat16 cuts digits off instead of rounding."""
 
@@ -1295,6 +1307,7 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     WritesToSharedElements: (refusals.wrong_arguments_are_refused, ()),
     SubtractsTruths: (refusals.wrong_arguments_are_refused, ()),
     ReluReadsOn: (topics.operators_on_any_layout, ("nn.functional.relu",)),
+    ViewsAreNotSupported: (topics.operators_on_any_layout, ("nn.functional.relu",)),
     ResultIgnoresStrides: (topics.operators_in_place_and_into_others, ("exp",)),
     GradientOfRows: (topics.gradients_as_on_the_host, ("softmax",)),
     GradientOfReducedNumbers: (topics.gradients_as_on_the_host, ("nn.functional.silu",)),

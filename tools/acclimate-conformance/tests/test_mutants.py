@@ -68,6 +68,8 @@ LONG = {
     "SynchronizeMoves", "StridedPartsBeginTheStorage", "CompilesWrongly", "EventsMeasureSeconds",
     "ResultsRaiseAnotherError", "PlacesOfPoolsHave15Bits", "PlacesHave24Bits", "ChildrenLackTheDevice",
     "StridedDrawsIgnoreTheirGenerator", "ShiftsByNumbersReadTheirAddress",
+    "SeedsNoForkedChild", "CompilersLeaveTheDevice", "StatesOfCheckpointsAreTheFirsts",
+    "ColumnsTimesRowsAreOfTheFirstRows",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""

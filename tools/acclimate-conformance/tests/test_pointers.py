@@ -497,6 +497,14 @@ def test_a_name_of_the_interface_in_a_reason_is_at_fault_even_if_it_is_not_calle
     assert examine(differ, Subject(CPUAccelerator(), "cpu")).changes[0].startswith("IntTensor: ")
 
 
+def test_a_function_of_torch_with_the_name_of_a_method_is_not_that_method() -> None:
+    @check("manual_seed", "manual_seed_all", promise="A seed is kept.", once=True)
+    def keeps(accelerator: Accelerator) -> None:
+        raise BrokenPromiseError("torch.manual_seed(), which calls manual_seed_all(), is lost")
+
+    assert examine(keeps, Subject(CPUAccelerator(), "cpu")).changes[0].startswith("manual_seed_all: ")
+
+
 def test_a_property_of_the_vendors_own_is_at_fault_before_the_devices_operators() -> None:
     class OwnAmp(CPUAccelerator):
         @property

@@ -93,6 +93,18 @@ def follows(accelerator: Accelerator, before: Ambient, after: Ambient) -> str:
     return ""
 
 
+def device_of(accelerator: Accelerator) -> object:
+    """The current device."""
+    return _plain(accelerator, "current_device")()
+
+
+def return_to(accelerator: Accelerator, before: Ambient) -> None:
+    """Makes the device current that was so in an earlier state."""
+    device = before.get(_DEVICE)
+    if isinstance(device, int):
+        _plain(accelerator, "set_device")(device)
+
+
 @contextmanager
 def restored(accelerator: Accelerator, tell: Callable[[str], None]) -> Iterator[None]:
     """A block after which state is as it was before; what had changed, except the device, is told as text."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ class Calls:
         self._inside: dict[str, dict[str, None]] = {}
         self.disturbance = ""
         """The first call that changed state that it must not change, as text."""
+        self.disturber = ""
+        """The function of torch's module, with a name of the interface, that did so within that call."""
         self.blocks: dict[str, None] = {}
         """The methods that returned a context manager, the last one called first."""
 
@@ -142,8 +146,52 @@ class Calls:
                                 if raised or name != "set_device"
                                 else ambient.follows(accelerator, before, after) or f"{told} changes {change}"
                             )
+                            if not raised and name != "set_device":
+                                again = functools.partial(method, *args, **kwargs)
+                                self.disturber = _disturber(accelerator, again, before)
+                            if self.disturber not in ("", name):
+                                self.disturbance += f", within {self.disturber}() of torch's module"
 
         return call
+
+
+def _disturber(accelerator: Accelerator, again: Callable[[], object], before: ambient.Ambient) -> str:
+    """The innermost function of torch's module for the device that changes the current device within a call.
+
+    One function that does so may be called by several others, each of which is seen to change it then.
+    """
+    module = accelerator.torch_module
+    names = [name for name in _METHODS if name not in ("set_device", "device", "set_stream", "stream")]
+    functions = {name: getattr(module, name, None) for name in names}
+    entered: list[tuple[str, object]] = []
+    found: list[str] = []
+
+    def name_of(frame: FrameType) -> str:
+        for name, function in functions.items():
+            if getattr(function, "__code__", None) is frame.f_code and function is not None:
+                cells = zip(frame.f_code.co_freevars, function.__closure__ or (), strict=False)
+                if all(frame.f_locals.get(variable) is cell.cell_contents for variable, cell in cells):
+                    return name
+        return ""
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "return") or not (name := name_of(frame)):
+            return
+        device = ambient.device_of(accelerator)
+        if event == "call":
+            entered.append((name, device))
+        elif entered and entered.pop()[1] != device:
+            found.append(name)
+
+    with suppress(Exception):
+        ambient.return_to(accelerator, before)
+        profile = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            again()
+        finally:
+            sys.setprofile(profile)
+    return found[0] if found else ""
 
 
 def _is_block(accelerator: Accelerator, result: object) -> bool:
@@ -268,8 +316,8 @@ _SEEDS = ("seed", "seed_all")
 """Methods that change something and tell it."""
 _CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
 """The beginnings of names of methods that say what a device is."""
-_CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)\b(\w+)\(")
-"""A call that a text names, but for methods of objects that the interface makes."""
+_CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)(?<!torch\.)\b(\w+)\(")
+"""A call that a text names, but for methods of objects that the interface makes, and torch's functions."""
 _DRAW = re.compile(r"\bthe draw (?:torch\.)?(\w+)")
 _DRAWN = 0.9
 """A draw that a text names, and how much speaks for it: what it changes is seen by the vendor's methods."""

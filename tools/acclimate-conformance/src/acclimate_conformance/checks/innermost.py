@@ -135,9 +135,14 @@ class FirstDifference(TorchDispatchMode):
             if not isinstance(value, torch.Tensor):
                 return value
             storage = value.untyped_storage()
-            mine = storages.setdefault(storage._cdata, storage.clone().cpu())
+            if storage._cdata not in storages:  # by copies of tensors: those of storages may be at fault
+                length = storage.nbytes()
+                whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(
+                    storage, 0, (length,), (1,)
+                )
+                storages[storage._cdata] = whole.cpu().clone().untyped_storage()
             made = torch.empty(0, dtype=value.dtype)
-            made.set_(mine, value.storage_offset(), value.size(), value.stride())
+            made.set_(storages[storage._cdata], value.storage_offset(), value.size(), value.stride())
             made = made.conj() if value.is_conj() else made
             return torch._neg_view(made) if value.is_neg() else made
 

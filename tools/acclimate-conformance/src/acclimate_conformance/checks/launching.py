@@ -548,7 +548,9 @@ def _children_on_the_host(accelerator: Accelerator) -> list[str]:
             return bool(layer(torch.ones(2, 3)).isfinite().all())
 
     steps: dict[str, Callable[[], bool]] = {
-        "torch.manual_seed()": seeded, "torch.seed()": seeded_anew, "fork_rng(devices=[])": kept,
+        "torch.manual_seed(), which calls manual_seed_all() of the device's module,": seeded,
+        "torch.seed(), which calls manual_seed_all() of the device's module,": seeded_anew,
+        "torch.random.fork_rng(devices=[])": kept,
         "torch.save and torch.load": saved, "a DataLoader": loaded, "a layer of the host": computed,
     }  # fmt: skip
     broken: list[str] = []

@@ -77,6 +77,7 @@ def examine(check: Check, subject: Subject) -> Result:
         is_quick = time.perf_counter() - start < check.timeout_s / _SLOWER
         looks = check.of and is_quick and not calls.disturbance and still_computes(subject.accelerator)
         operator = _operator_at_fault(check, subject, is_elsewhere=bool(where)) if looks else None
+        at_fault = at_fault or tuple(filter(None, (calls.disturber,)))
         changes = where_to_mend(subject.accelerator, check, calls, reason, at_fault, operator)
     return Result(
         check=check.id,

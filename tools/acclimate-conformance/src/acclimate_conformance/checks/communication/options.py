@@ -19,7 +19,7 @@ from acclimate_conformance.checks.communication.observer import Observer
 
 _LENGTHS = (1, 5, 34)
 _MANY = 60
-SLOW_RANK_S = 0.3
+SLOW_RANK_S = 0.2
 _GROUP_TIMEOUT_S, _LATEST_S = 5.0, 30.0
 _LONG = 1 << 18
 

@@ -133,22 +133,30 @@ _IN_DIMS: tuple[tuple[int | None, int | None], ...] = ((0, None), (None, 0), (1,
 
 def _mapped_and_broadcast(place: str) -> Any:
     """Functions whose samples, or one of whose operands, are broadcast; also twice, and with gradients."""
-    vmap: Any = torch.func.vmap
-    x, y = there(place, 5, 5), there(place, 5, 5, seed=1)
     told = Offered()
     for name, function in _BROADCAST.items():
-        with suppress(NotImplementedError, RuntimeError):
-            told[name] = [
-                vmap(function, dims)(
-                    *(t if d is not None else t[0] for t, d in zip((x, y), dims, strict=True))
-                )
-                for dims in _IN_DIMS
-            ]
-            told[f"{name} of all pairs"] = vmap(vmap(function, (None, 0)), (0, None))(x, y)
-            told[f"a gradient of {name}"] = vmap(torch.func.grad(lambda t, u, f=function: f(t, u).sum()))(
-                x, y
-            )
+        try:
+            _mapped_in_each_way("cpu", function)
+        except (NotImplementedError, RuntimeError):  # torch does not map it so
+            continue
+        with suppress(NotImplementedError):
+            for way, found in _mapped_in_each_way(place, function).items():
+                told[way.format(name)] = found
     return told
+
+
+def _mapped_in_each_way(place: str, function: Callable[..., torch.Tensor]) -> dict[str, Any]:
+    vmap: Any = torch.func.vmap
+    x, y = there(place, 5, 5), there(place, 5, 5, seed=1)
+    grad = torch.func.grad(lambda t, u: function(t, u).sum())
+    return {
+        "{}": [
+            vmap(function, dims)(*(t if d is not None else t[0] for t, d in zip((x, y), dims, strict=True)))
+            for dims in _IN_DIMS
+        ],
+        "{} of all pairs": vmap(vmap(function, (None, 0)), (0, None))(x, y),
+        "a gradient of {}": vmap(grad)(x, y),
+    }
 
 
 def _mapped_in_mixed_precision(place: str) -> Any:

@@ -91,6 +91,7 @@ class Findings:
     def compare(
         self, name: str, what: str, run: Run, here: Place | None = None, there: Place | None = None,
         near: Callable[[Any, Any], str] | None = None, may_be_refused: bool = False,
+        usual: Run | None = None,
     ) -> None:  # fmt: skip
         """Notes how a call on the device differs from the same call on the host, if it does.
 
@@ -104,6 +105,8 @@ class Findings:
             there: where the device's inputs are.
             near: says how a result differs from the host's; if ``None``, :func:`difference`.
             may_be_refused: whether the device may raise an error, unlike the host.
+            usual: makes the call in another form: a device may lack an operator, but not just one length,
+                layout or thread of it.
         """
         if (
             not self.usable
@@ -125,7 +128,9 @@ class Findings:
             if absent:
                 self.dtypes.add(absent.partition(":")[0].removeprefix("the device has no "))
                 return
-            if is_refusal(refused):
+            if is_refusal(refused) and not self._works(
+                name, usual or (run if there.lies_otherwise else None)
+            ):
                 self.lacking[name] = describe(refused)
                 return
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
@@ -147,6 +152,12 @@ class Findings:
         if reason:
             self.broken.append(f"{what}: {reason}{self._innermost(run, there)}")
         self.compared += 1
+
+    def _works(self, name: str, usual: Run | None) -> bool:
+        """Whether the device makes a call in its usual form; private operators may ask for one form."""
+        if usual is None or name.removeprefix("torch.").startswith(("_", "ops.")):
+            return False
+        return attempt(usual, Place(self.device))[1] is None
 
     def called(self, what: str, run: Run, there: Place | None = None) -> tuple[Any, Exception | None]:
         """The result of a call on the device, or its error; a fault that lasts is noted.

@@ -26,6 +26,11 @@ class Place:
         self.made = 0
         """How many tensors it has been given."""
 
+    @property
+    def lies_otherwise(self) -> bool:
+        """Whether tensors lie in memory in another way than the host's."""
+        return self._layout is not None
+
     def exactly(self) -> Place:
         """The same place, where floating-point numbers become float64."""
         return Place(self.device, self._layout, exact=True)

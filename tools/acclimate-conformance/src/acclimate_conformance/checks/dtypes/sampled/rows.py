@@ -68,7 +68,8 @@ def operators_on_rows_that_differ(accelerator: Accelerator, found: Findings) -> 
                     continue
                 text = text_of(op, changed, how)
                 near = where_finite if "NaN" in how else None
-                found.compare(name_of(op), text, results_of(op, changed), near=near)
+                usual = results_of(op, sample)
+                found.compare(name_of(op), text, results_of(op, changed), near=near, usual=usual)
                 if trains and "NaN" not in how:
                     run = gradients_of(op, changed, second=False)
                     compare_if_taken(found, op, f"{text}: its gradients", run, near=where_finite)

@@ -111,14 +111,15 @@ def operators_in_any_setting(accelerator: Accelerator, found: Findings) -> None:
                     continue
                 where = ", on a device that is not current" if several else ""
                 text = f"{text_of(op, sample)} in another thread, in inference_mode(){where}"
-                found.compare(name_of(op), text, elsewhere(results_of(op, sample)))
+                usual = results_of(op, sample)
+                found.compare(name_of(op), text, elsewhere(usual), usual=usual)
             whole = list(samples_of(op, torch.int64, 1)) if torch.int64 in offered else []
             for dtype in (torch.float64, torch.bfloat16):
                 given = whole if dtype == torch.bfloat16 else [*samples[:1], *whole]
                 for sample in given if dtype in accelerator.supported_dtypes() else ():
                     text = f"{text_of(op, sample)} while torch's default dtype is {short(dtype)}"
                     run = _within(lambda dtype=dtype: default_dtype(dtype), results_of(op, sample))  # type: ignore[misc]
-                    found.compare(name_of(op), text, run)
+                    found.compare(name_of(op), text, run, usual=results_of(op, sample))
             for sample in samples[:1]:
                 run = _within(_deterministic, results_of(op, sample))
                 text = f"{text_of(op, sample)} with deterministic algorithms"

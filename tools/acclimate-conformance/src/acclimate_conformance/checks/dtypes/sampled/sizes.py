@@ -454,6 +454,10 @@ def _compare_moved(found: Findings, name: str, dtype: torch.dtype) -> None:
         _compare(found, name, f"{name}, of length {length}", SIZED[name], length, dtype)
 
 
+_USUAL = 5
+"""A length that no operator refuses for what it is."""
+
+
 def _compare(found: Findings, name: str, what: str, function: Sized, length: int, dtype: torch.dtype) -> None:
     trains = dtype is torch.float32 and (length <= 1024 or name in _TRAIN_MANY_ROWS)
 
@@ -464,7 +468,10 @@ def _compare(found: Findings, name: str, what: str, function: Sized, length: int
 
     rounds = name in _ROUND_EACH_STEP and dtype in (torch.bfloat16, torch.float16)
     near = _after_steps(length) if rounds else None
-    found.compare(name, f"{what} in {short(dtype)}", run, near=near, may_be_refused=name in _MAY_BE_REFUSED)
+    found.compare(
+        name, f"{what} in {short(dtype)}", run, near=near, may_be_refused=name in _MAY_BE_REFUSED,
+        usual=lambda place: function(Given(place, dtype, trains), _USUAL),
+    )  # fmt: skip
 
 
 def _gradients(result: Any, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
