@@ -171,6 +171,15 @@ def copies_share_or_not(accelerator: Accelerator) -> None:
         before = there.cpu()
         found.zero_()
         require(equal(there, before), f"changing the result of {what} changes its source")
+    for count in _LARGE:
+        source = torch.arange(count, dtype=torch.int32, device=device)
+        for what, taken in (("cpu()", source.cpu()), ('to("cpu")', source.to("cpu")), ("clone()", source.clone())):
+            source.fill_(-1)
+            require(
+                equal(taken, torch.arange(count, dtype=torch.int32)),
+                f"changing {count} numbers changes what {what} gave before",
+            )
+            source.copy_(torch.arange(count, dtype=torch.int32))
     for what, (ours, theirs) in {
         "to(device)": (there, images), "clone()": (there.clone(), images.clone()),
         "to(device) of a transposed matrix": (torch.ones(5, 7).t().to(device), torch.ones(5, 7).t()),

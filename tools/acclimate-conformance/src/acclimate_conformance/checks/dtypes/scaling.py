@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,10 +72,13 @@ def _trace(scaler_class: Any, devices: list[str], seed: int) -> list[Any]:
         scaler.update(choose.choice([None, None, None, 32.0]))
         for optimizer in optimizers:
             optimizer.zero_grad()
-        if choose.random() < 0.4:  # saved and restored
+        kept = choose.choice(["state", "pickled", "copied", "", "", ""])
+        if kept == "state":
             saved = scaler.state_dict()
             scaler = scaler_class(**options)
             scaler.load_state_dict(saved)
+        elif kept:
+            scaler = pickle.loads(pickle.dumps(scaler)) if kept == "pickled" else copy.deepcopy(scaler)
         seen += [scaler.get_scale(), scaler.state_dict(), [_numbers(weight) for weight in weights]]
         seen += [scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()]
     return seen

@@ -25,7 +25,13 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.check import check
 
-_OF_THE_HOST = ("AsyncIOBuilder", "CPUAdagradBuilder", "CPUAdamBuilder", "CPULionBuilder")
+_OF_THE_HOST = {
+    "AsyncIOBuilder": "aio_handle",
+    "CPUAdagradBuilder": "create_adagrad",
+    "CPUAdamBuilder": "create_adam",
+    "CPULionBuilder": "create_lion",
+}
+"""The builders that every accelerator has, each with a function of its op."""
 _SOURCE = """\
 #include <cstdint>
 extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_t number) {
@@ -106,7 +112,12 @@ def builders_load(accelerator: Accelerator) -> str | None:
     for name in accelerator.op_builders:
         builder = builder_of(accelerator, name)
         if builder.is_compatible(verbose=False):
-            require(builder.load() is not None, f"load() of {name} returns nothing")
+            loaded = builder.load()
+            require(loaded is not None, f"load() of {name} returns nothing")
+            function = _OF_THE_HOST.get(name)
+            require(
+                function is None or hasattr(loaded, function), f"what load() of {name} returns has no {function}"
+            )
         else:
             why = getattr(builder, "incompatibility", lambda: None)()
             incompatible.append(f"{name} ({why})" if why else name)

@@ -275,7 +275,7 @@ def names_of_ranges(accelerator: Accelerator) -> str | None:
 
 @check(
     "lazy_call", "init",
-    promise="Each lazy call is made exactly once, in order, at the latest when the device is initialised.",
+    promise="Each lazy call is made exactly once, in order: when the device is initialised, or at once after it.",
 )  # fmt: skip
 def lazy_calls(accelerator: Accelerator) -> None:
     calls: list[int] = []
@@ -285,6 +285,9 @@ def lazy_calls(accelerator: Accelerator) -> None:
     torch.ones(1, device=accelerator.current_device_name())
     accelerator.init()
     require(calls == [0, 1, 2], f"of the lazy calls 0, 1 and 2 these were made: {calls}")
+    at_once: list[int] = []
+    accelerator.lazy_call(lambda: at_once.append(0))
+    require(at_once == [0], "lazy_call() of a device that is in use does not call the function at once")
 
     def fail() -> None:
         raise DeliberateError
