@@ -10,7 +10,7 @@ from acclimate_port.engine import Status
 from acclimate_port.source.needed_extensions import extensions_built, line_that_needs_cuda
 from porting import EACH_TARGET, ported_project, site
 
-MAIN = "import torch\nfrom ops.attend import attend\n\nprint(attend(torch.rand(2).cuda()))\n"
+MAIN = "import torch\nfrom ops.attend import attend\n\nprint(attend(torch.rand(2).cuda()))\ntorch.cuda.empty_cache()\n"
 KERNEL = "import {name} as kernel\n\n\ndef inner(x):\n    return kernel.run(x)\n"
 OUTER = "from .inner import inner\n\n\ndef attend(x):\n    return inner(x)\n"
 CUDA = 'CUDAExtension("deform_attn", ["a.cu"])'
@@ -76,6 +76,7 @@ def test_a_module_that_needs_cuda_holds_back_what_imports_it_two_modules_away(
     entry = site(found, "torch.rand(2).cuda()")
     assert entry.status is Status.UNSAFE
     assert "inner.py:1, without which this file cannot be imported" in entry.reason
+    assert site(found, "torch.cuda.empty_cache()").status is Status.UNSAFE
 
 
 @EACH_TARGET

@@ -123,9 +123,9 @@ class Across:
         # acclimate's own backend for such devices stages through the host. gloo and torch's choice do not.
         is_of_torch = file.target.name == "torch"
         is_staged_by_none = file.survey.groups_on_host if is_of_torch else file.survey.names_gloo
+        self._relying[_IMPORT] += self._device.needing_import
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
-            self._relying[_IMPORT].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
             if may_take_host(file, decisions[index].finding):

@@ -107,6 +107,11 @@ class OneDevice:
         self.on_device += [index for index in self._waits if self._gets_device(index)]
         """What is right only on the device that the rest of the program chooses."""
 
+    @property
+    def needing_import(self) -> list[int]:
+        """All decisions that do something only if the file is imported on another machine."""
+        return [i for i, one in enumerate(self._all) if one.finding.rule.name not in _RIGHT_ANYWHERE]
+
     @cached_property
     def reports(self) -> list[int]:
         """What is only told of the device: its name, and tests that choose a message or end the program."""

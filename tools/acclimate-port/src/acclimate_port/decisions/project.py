@@ -46,6 +46,7 @@ _REASONS = {
 }
 _APART = "{place}, which a program that shares code with this one runs, stays as it is"
 """The reason if no program is known that runs both places."""
+_UNUSED = "nothing of the project runs this, and its programs stay on CUDA: {place}"
 _FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
 _END = 20
@@ -266,9 +267,26 @@ class Project:
                 if place is not None:
                     where = f"line {place[1]}" if place[0] == path else _shown(place)
                     own[symbol] = self._reason(path, symbol.kind, place[0]).format(place=where)
+                elif symbol.kind is Kind.PLACE and self._is_run_by_none(path, symbol):
+                    kept = self._program_that_stays
+                    own |= {symbol: _UNUSED.format(place=_shown(kept))} if kept is not None else {}
             if own:
                 found[path] = own
         return found
+
+    def _is_run_by_none(self, path: Path, symbol: Symbol) -> bool:
+        """Whether code is in a function or class that nothing of the project is known to use."""
+        known, name = self._facts[path].outline, symbol.text.removeprefix("here:").partition("(")[0]
+        is_run = name == MODULE or known.is_script or _RUN_BY_ITSELF.search(path.stem) is not None
+        is_found = any(one == name for one, _ in known.registered) or name not in known.defines
+        return not (is_run or is_found or self._run_by.get((path, name)))
+
+    @cached_property
+    def _program_that_stays(self) -> _Place | None:
+        """A place of a program of the project that stays on CUDA."""
+        programs = (path for path, known in self._facts.items() if known.outline.is_script)
+        found = (self._all_that_stays.get((Kind.PLACE, f"{path}:"), {}) for path in programs)
+        return next((place for places in found for place in places.values()), None)
 
     def _reason(self, path: Path, kind: Kind, other: Path) -> str:
         """Why edits in a file are unsafe, for what stays in another."""
@@ -499,6 +517,8 @@ class Project:
 
     def _find_files(self, path: Path, module: str) -> list[Path]:
         wanted = _parts(path, module)
+        if not wanted and not module.startswith("."):  # a folder that is a package, and in none
+            return []
         name = wanted[-1] if wanted else ""
         if "*" in module:  # computed, in part
             alike = [
