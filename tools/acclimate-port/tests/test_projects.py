@@ -673,4 +673,5 @@ def test_a_folder_that_is_a_package_itself_is_ported_from_inside(
     (tmp_path / "helper/main.py").write_text(text)
     paths = [Path("__init__.py"), Path("helper/main.py")]
     results = port_files(paths, engine.Settings("acclimate"), False, 1, lambda: None)
-    assert [one.failure for one in results] == ["", ""]
+    assert results
+    assert not any(one.failure for one in results)
