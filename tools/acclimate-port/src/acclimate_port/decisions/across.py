@@ -128,6 +128,8 @@ class Across:
             self._relying[_LOAD].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
+            for name in self._operators_called:
+                self._relying[Symbol(Kind.OPERATOR, f"any:{name}")].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
@@ -223,7 +225,13 @@ class Across:
         for setting in (*hiding(self._file), *replacing(self._file), *elsewhere, *bound):
             for text in self._homes_of(setting):
                 add(Symbol(Kind.PLACE, text), self._file.span(setting))
+        for question, text in self._questions_that_stay():
+            add(Symbol(Kind.ANSWER, text), question)
         registered = kernels_registered(self._file)
+        for call in registered:
+            names = (string_value(one.value) for one in call.args)
+            for name in (one for one in names if one is not None):
+                add(Symbol(Kind.OPERATOR, f"any:{name.rpartition(':')[2]}"), self._file.span(call))
         called = self._file.attributes.get("ops", ()) if registered else ()
         for node in (*registered, *called):
             for text in (*self._homes_of(node), *self._decorated(node)):
@@ -250,6 +258,21 @@ class Across:
     def _homes_of(self, node: cst.CSTNode) -> list[str]:
         home = self._outermost(node)
         return [f"here:{name}" for name in ([home] if home else [*self._bound_by(node), MODULE])]
+
+    def _questions_that_stay(self) -> Iterator[tuple[Span, str]]:
+        """The questions for CUDA that stay, with the functions whose results they may decide about."""
+        for index in filter(self._stays, range(len(self._all))):
+            finding = self._all[index].finding
+            function = self._file.tree.function(finding.node) if finding.node is not None else None
+            if isinstance(function, cst.FunctionDef) and asks_for_device(self._file, finding):
+                yield finding.place, of_function(self._file, function)
+
+    @cached_property
+    def _operators_called(self) -> set[str]:
+        """The names of the operators that the file calls: ``f`` of ``torch.ops.own.f(x)``."""
+        chains = (one for one in self._file.tree.of_type(cst.Attribute) if "ops" in self._file.attributes)
+        full = (self._file.tree.qualified(one) or "" for one in chains)
+        return {name.split(".")[3] for name in full if name.startswith("torch.ops.") and name.count(".") > 2}
 
     def _decorated(self, node: cst.CSTNode) -> Iterator[str]:
         """The function that a call is a decorator of."""
@@ -293,6 +316,9 @@ class Across:
             controlled = controlled_quietly(file, node)
             yield from self._code_within([*controlled, *where_true(file, node)])
             function = file.tree.function(node)
+            if isinstance(function, cst.FunctionDef) and function.name.value.startswith("test"):
+                tested = self._code_within([file.span(function.body)])
+                yield from (Symbol(Kind.ANSWER, one.text) for one in tested)
             if isinstance(function, cst.FunctionDef) and code_passed(file, node)[1]:
                 yield _after(of_function(file, function))
             figures = [file.span(one).start for name in _PROFILED for one in file.attributes.get(name, ())]

@@ -33,6 +33,8 @@ _REASONS = {
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
+    Kind.ANSWER: "it tests a function that asks for CUDA at {place}, which stays as it is",
+    Kind.OPERATOR: "{place} registers a kernel for CUDA of an operator that runs here, and of no other device",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
     Kind.GROUP: "gloo takes tensors of CUDA and of the host only, as does MPI, and {place} exchanges some",
@@ -61,7 +63,7 @@ _OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind
 """What is known of each file that has been read, also if it was not ported."""
 _ALSO_IN_ONE_FILE = (
     *(Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.LOAD),
-    *(Kind.IMPORT, Kind.BUILD),
+    *(Kind.IMPORT, Kind.BUILD, Kind.ANSWER),
 )
 """What the joins inside one file do not look for."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)

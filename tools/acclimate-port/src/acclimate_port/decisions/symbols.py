@@ -74,6 +74,10 @@ class Kind(Enum):
     """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"
     """A number of 64 bits that a function gets."""
+    ANSWER = "answer"
+    """A function that asks for CUDA, and whose result may say so."""
+    OPERATOR = "operator"
+    """An operator of the program's own, which has a kernel for CUDA and none for other accelerators."""
     TEST = "test"
     """Tests that a guard in another file skips: see guarded_tests.py."""
 

@@ -60,8 +60,10 @@ RUNTIMES = {
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
 QUERIES = ("NVML", "GPUtil", "gpustat", "nvitop")
 """Those that only query GPUs."""
-OWN_OBJECTS = ("dgl", "warp", "nvalchemiops")
+OWN_OBJECTS = ("dgl", "dgllife", "warp", "nvalchemiops")
 """Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
+OF_GRAPHS = ("dgl", "dgllife")
+"""Those of them whose objects are graphs."""
 OWN_MODULES = ("spconv", "torchsparse", "MinkowskiEngine")
 """Packages of sparse layers, of which a model is made: it moves only where they run."""
 OPERATORS = (
