@@ -583,7 +583,9 @@ class Project:
     def _needed(self, path: Path) -> _Place | None:
         """The first place that needs CUDA among a file and those that are imported whenever it is."""
         symbol = Symbol(Kind.IMPORT, f"here:{MODULE}")
-        waiting, seen = deque([path]), {path}
+        # A script runs without the package that its folder may be.
+        first = [path] if self._facts[path].outline.is_script else [path, *self._packages_of(path)]
+        waiting, seen = deque(first), {*first}
         while waiting:
             at = waiting.popleft()
             stays = self._facts[at].stays
@@ -593,6 +595,16 @@ class Project:
             waiting += [one for one in following if one not in seen]
             seen.update(following)
         return None
+
+    def _packages_of(self, path: Path) -> list[Path]:
+        """The files that run before a module when it is imported: those of the packages that it is in."""
+        found: list[Path] = []
+        for folder in path.parents:
+            package = folder / "__init__.py"
+            if package not in self._facts:
+                break
+            found.append(package)
+        return found
 
     def _run_first(self, path: Path) -> list[Path]:
         """The files that run whenever a file is imported, as it imports them."""

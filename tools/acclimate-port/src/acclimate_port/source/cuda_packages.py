@@ -9,7 +9,7 @@ import re
 
 _FOR_CUDA = {
     *("apex", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers", "flashinfer"),
-    *("causal_conv1d", "mamba_ssm", "cutlass", "deep_gemm", "deep_ep", "quack"),
+    *("causal_conv1d", "mamba_ssm", "bmtrain", "cutlass", "deep_gemm", "deep_ep", "quack"),
     *("cuequivariance_torch", "cuequivariance_ops_torch"),
 }
 CUDA_PACKAGES = _FOR_CUDA | {
