@@ -130,3 +130,16 @@ def test_code_that_nothing_runs_stays_with_the_programs_of_the_project(
 ) -> None:
     files = {"tools.py": TOOLS, "main.py": main}
     assert site(ported_project(tmp_path, files, target)["tools.py"], EYE).status is status
+
+
+@EACH_TARGET
+def test_code_that_nothing_runs_holds_no_other_code_of_its_file_back(target: str, tmp_path: Path) -> None:
+    tools = f"{TOOLS}\n\nDEVICE = {CHOICE}\n\n\ndef ones():\n    return torch.ones(3).to(DEVICE)\n"
+    files = {
+        "tools.py": tools,
+        "main.py": KEPT.format(imports="", uses=""),
+        "other.py": "from tools import ones\n\nprint(ones())\n",
+    }
+    found = ported_project(tmp_path, files, target)["tools.py"]
+    assert site(found, EYE).status is Status.UNSAFE
+    assert site(found, CHOICE).status is Status.CONVERTED

@@ -128,6 +128,8 @@ class Across:
             self._relying[_LOAD].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
+            if home := self._outermost(decisions[index].finding.node):
+                self._relying[Symbol(Kind.USE, f"here:{home}")].append(index)
             for name in self._operators_called:
                 self._relying[Symbol(Kind.OPERATOR, f"any:{name}")].append(index)
             if may_take_host(file, decisions[index].finding):
@@ -164,7 +166,7 @@ class Across:
             for index in self._relying.get(symbol, ()):
                 if self._all[index].status is Status.CONVERTED:
                     self._all[index].doubt(reason)
-                    self._all[index].finding.stands_alone |= symbol.kind is Kind.CODE
+                    self._all[index].finding.stands_alone |= symbol.kind in (Kind.CODE, Kind.USE)
 
     def facts(self) -> Facts:
         """What other files must know, after all decisions are made; without the file's outline."""

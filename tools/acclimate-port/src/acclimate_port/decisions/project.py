@@ -269,7 +269,7 @@ class Project:
                 if place is not None:
                     where = f"line {place[1]}" if place[0] == path else _shown(place)
                     own[symbol] = self._reason(path, symbol.kind, place[0]).format(place=where)
-                elif symbol.kind is Kind.PLACE and self._is_run_by_none(path, symbol):
+                elif symbol.kind is Kind.USE and self._is_run_by_none(path, symbol):
                     kept = self._program_that_stays
                     own |= {symbol: _UNUSED.format(place=_shown(kept))} if kept is not None else {}
             if own:
