@@ -13,7 +13,7 @@ import pytest
 from acclimate_port import engine
 from acclimate_port.engine import Status
 from acclimate_port.files import workers
-from acclimate_port.files.workers import FileResult
+from acclimate_port.files.workers import FileResult, port_files
 from acclimate_port.source_file import SourceFile
 from porting import AVAILABLE, EACH_TARGET, ported_project, site
 
@@ -658,3 +658,20 @@ def test_a_flag_stays_with_code_of_its_own_file_that_another_runs_by_it(
         site(ported_project(tmp_path, files, target)["dev.py"], "torch.cuda.is_available()").reason
         != found.reason
     )
+
+
+def test_a_folder_that_is_a_package_itself_is_ported_from_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "helper").mkdir()
+    text = (
+        "import augmentations\nimport torch\n\n\ndef take(module, args):\n    return vars(module), args\n\n\n"
+        "def main(args):\n    take(augmentations, args)\n    args.cuda = args.cuda and torch.cuda.is_available()\n"
+    )
+    (tmp_path / "helper/main.py").write_text(text)
+    paths = [Path("__init__.py"), Path("helper/main.py")]
+    results = port_files(paths, engine.Settings("acclimate"), False, 1, lambda: None)
+    assert results
+    assert not any(one.failure for one in results)

@@ -252,3 +252,26 @@ def test_a_device_that_another_file_sends_in_a_message_is_unsafe(
     lib = f"import requests\n\n\ndef ask(device):\n    return requests.post('http://a', json={{'device': {given}}})\n"
     main = f"import torch\nfrom lib import ask\n\ndevice = {CHOICE}\nprint(ask(device), torch.zeros(3).to(device))\n"
     assert _statuses(tmp_path, {"lib.py": lib, "main.py": main}, target) == {status}
+
+
+WRITTEN = (
+    "import csv\nimport {module}\n\nimport torch\n\nDEVICE = {choice}\nparams = {{'epochs': 3, 'device': DEVICE}}\n\n\n"
+    "def write_settings(given, name):\n    with open(name, 'w') as file:\n        csv.writer(file).writerows(given.items())\n\n\n"
+    "def submit():\n    {call}\n    {start}\n"
+)
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("call", "start", "status"),
+    [
+        ("write_settings(params, 'in.csv')", "subprocess.run(['sbatch', 'job.sh'])", Status.UNSAFE),
+        ("print(params)", "subprocess.run(['sbatch', 'job.sh'])", Status.CONVERTED),
+        ("write_settings(params, 'in.csv')", "print(subprocess)", Status.CONVERTED),
+    ],
+)
+def test_a_device_that_another_program_may_read_from_a_file_is_unsafe(
+    call: str, start: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    text = WRITTEN.format(module="subprocess", choice=CHOICE, call=call, start=start)
+    assert _statuses(tmp_path, {"main.py": text}, target) == {status}

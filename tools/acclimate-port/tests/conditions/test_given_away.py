@@ -43,6 +43,13 @@ TO_OTHERS = {
         f"return lightning.Trainer(precision='16-mixed' if {AVAILABLE} else 32)",
     ),
 }
+TO_OTHERS |= {
+    "a class in a name": ("easyocr", f"reader = easyocr.Reader\nreturn reader(gpu={AVAILABLE})"),
+    "a class of a table": (
+        "easyocr",
+        f"kinds = {{'a': easyocr.Reader}}\nreader = kinds[args]\nreturn reader(gpu={AVAILABLE})",
+    ),
+}
 TO_PROCESSES = {
     "a command": f"subprocess.run(['torchrun', f'--nproc_per_node={{{COUNT}}}', 'train.py'])",
     "a command in a name": f"command = 'torchrun --nproc_per_node=%d train.py' % {COUNT}\nos.system(command)",

@@ -15,6 +15,10 @@ OBJECTS = {
         "import dgl\nimport torch\n\ndevice = 'cpu'\nif torch.cuda.is_available():\n    device = torch.device('cuda')\n\n\n"
         "def f(edges):\n    g = dgl.graph(edges)\n    return g.to(device)\n"
     ),
+    "a graph of DGL from another package": (
+        "import torch\nfrom ogb.linkproppred import DglLinkPropPredDataset\n\ndevice = 'cpu'\nif torch.cuda.is_available():\n"
+        "    device = torch.device('cuda')\n\n\ndef f(name):\n    data = DglLinkPropPredDataset(name)[0]\n    return data.to(device)\n"
+    ),
     "an object of a kernel library that another function imports": (
         "import torch\n\n\ndef kernels():\n    from nvalchemiops.torch import D3Parameters\n\n    return D3Parameters\n\n\n"
         "class Calculator:\n    def __init__(self, parameters):\n"
@@ -110,3 +114,24 @@ def test_a_device_that_a_call_takes_is_ported_in_a_file_without_torch(target: st
     source = "from nets import Net\n\n\ndef run():\n    place = 'cuda'\n    return Net().to(place)\n"
     nets = "import torch\n\n\nclass Net(torch.nn.Module):\n    pass\n"
     assert ported_project(tmp_path, {"nets.py": nets, "run.py": source}, target)["run.py"].changed
+
+
+SETUP = f"import {{module}}\nimport torch\n\n\ndef setup(args):\n    args['device'] = torch.device({CHOICE})\n    return {{module}}.make()\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("module", "name", "status"),
+    [
+        ("dgl", "bg", Status.UNSAFE),
+        ("dgllife", "batch_graph", Status.UNSAFE),
+        ("dgl", "x", Status.CONVERTED),
+        ("networkx", "bg", Status.CONVERTED),
+    ],
+)
+def test_a_graph_that_another_file_moves_keeps_the_device_of_its_program(
+    module: str, name: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    run = f"from utils import setup\n\n\ndef main(args):\n    {name} = setup(args)\n    return {name}.to(args['device'])\n\n\nmain({{}})\n"
+    files = {"utils.py": SETUP.format(module=module), "run.py": run}
+    assert site(ported_project(tmp_path, files, target)["utils.py"], CHOICE).status is status

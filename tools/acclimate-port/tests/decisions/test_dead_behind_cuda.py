@@ -232,3 +232,18 @@ def test_a_device_goes_with_a_call_of_another_file_that_gets_it_and_stays(
     main = f"import torch\nfrom lib import ask\n\ndevice = torch.device({choice})\nprint(ask(device), torch.zeros(3).to(device))\n"
     found = ported_project(tmp_path, {"lib.py": lib, "main.py": main}, target)["main.py"]
     assert site(found, choice).status is status
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("moved", "status"),
+    [
+        ("model.to('cuda')", Status.UNSAFE),
+        ("torch.zeros(3, device='cuda')", Status.UNSAFE),
+        ("torch.load('a', map_location='cuda')", Status.CONVERTED),
+        ("print('cuda')", Status.CONVERTED),
+    ],
+)
+def test_what_runs_only_after_a_move_to_cuda_stays_with_it(moved: str, status: Status, target: str) -> None:
+    text = f"import apex\nimport torch\n\n\ndef f(model):\n    {moved}\n    torch.cuda.empty_cache()\n"
+    assert site_of(port_text(text, Settings(target)), "torch.cuda.empty_cache()").status is status

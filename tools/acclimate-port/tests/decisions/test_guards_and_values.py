@@ -285,3 +285,18 @@ def test_a_test_above_the_assignment_of_a_device_gets_it_in_a_loop(target: str) 
         "device=None):\n", "device=None):\n    for row in rows:\n"
     )
     assert "device = 'cuda'" in port_text(source, Settings(target)).text
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("device", "status"),
+    [("cuda: 0", Status.LEFT), ("cuda:", Status.LEFT), ("cuda:0", Status.CONVERTED)],
+)
+def test_a_question_stays_with_a_device_that_only_old_versions_of_torch_can_read(
+    device: str, status: Status, target: str
+) -> None:
+    source = (
+        f"import torch\n\nargs = {{}}\nif {AVAILABLE}:\n    args['device'] = torch.device('{device}')\nelse:\n"
+        "    args['device'] = torch.device('cpu')\nx = torch.ones(1).to(args['device'])\n"
+    )
+    assert statuses(source, target)[AVAILABLE] is status

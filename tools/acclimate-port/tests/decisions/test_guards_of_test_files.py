@@ -98,3 +98,39 @@ def test_a_ported_guard_would_run_tests_that_fail_on_another_accelerator() -> No
     source = program(f"if not {AVAILABLE}:\n    return 'skipped'\nreturn x.cuda()")
     ported = source.replace(AVAILABLE, "torch.accelerator.is_available()")
     assert any(case.startswith("OTHER") for case in differing(source, ported))
+
+
+ASKS = f"import pynvml\nimport torch\n\n\ndef devices():\n    if not {AVAILABLE}:\n        return []\n    pynvml.nvmlInit()\n    return [0]\n"
+TESTS = "import torch\nfrom tools import devices\n\n\ndef {name}():\n    found = devices()\n    if {asked}:\n        assert found\n    else:\n        assert not found\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("lib", "status"),
+    [
+        (ASKS, Status.UNSAFE),
+        ("import torch\n\n\ndef devices():\n    return torch.zeros(3)\n", Status.CONVERTED),
+    ],
+)
+def test_a_test_of_a_function_whose_question_stays_asks_as_it_does(
+    lib: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    test = TESTS.format(name="test_devices", asked=AVAILABLE)
+    files = {"tools.py": lib, "test_tools.py": test}
+    assert site(ported_project(tmp_path, files, target)["test_tools.py"], AVAILABLE).status is status
+
+
+OPERATOR = "import torch\nfrom torch.library import custom_op\n\n\n@custom_op('own::twice', mutates_args={{}}{given})\ndef twice(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+CALLS = "import pytest\nimport torch\n\nimport ops_of_own\n\n\n@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')\ndef test_twice():\n    a = torch.ones(2, device='cuda')\n    assert torch.ops.own.twice(a).sum() == 4\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("given", "status"), [(", device_types='cuda'", Status.UNSAFE), ("", Status.CONVERTED)]
+)
+def test_a_test_of_an_operator_for_cuda_alone_stays(
+    given: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    files = {"ops_of_own.py": OPERATOR.format(given=given), "test_twice.py": CALLS}
+    found = ported_project(tmp_path, files, target)["test_twice.py"]
+    assert {one.status for one in found.sites} == {status}

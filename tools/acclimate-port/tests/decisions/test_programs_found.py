@@ -108,3 +108,38 @@ def test_a_device_in_settings_that_a_package_gives_on_under_another_name_is_of_t
     found = site(ported_project(tmp_path, files, target)["engine.py"], count)
     assert found.status is Status.UNSAFE, found
     assert "defaults.py:5" in found.reason
+
+
+KEPT = "import torch\n{imports}\n\ndef main(model):\n    model.cuda()\n{uses}\n\nmain(1)\n"
+EYE = "torch.eye(3).cuda()"
+TOOLS = f"import torch\n\n\ndef grid():\n    return {EYE}\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("main", "status"),
+    [
+        (KEPT.format(imports="", uses=""), Status.UNSAFE),
+        (KEPT.format(imports="from tools import grid\n", uses="    grid()\n"), Status.UNSAFE),
+        ("import torch\n\nprint(torch.zeros(3).cuda())\n", Status.CONVERTED),
+        ("import tools\n\nprint(tools.grid())\n", Status.CONVERTED),
+    ],
+)
+def test_code_that_nothing_runs_stays_with_the_programs_of_the_project(
+    main: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    files = {"tools.py": TOOLS, "main.py": main}
+    assert site(ported_project(tmp_path, files, target)["tools.py"], EYE).status is status
+
+
+@EACH_TARGET
+def test_code_that_nothing_runs_holds_no_other_code_of_its_file_back(target: str, tmp_path: Path) -> None:
+    tools = f"{TOOLS}\n\nDEVICE = {CHOICE}\n\n\ndef ones():\n    return torch.ones(3).to(DEVICE)\n"
+    files = {
+        "tools.py": tools,
+        "main.py": KEPT.format(imports="", uses=""),
+        "other.py": "from tools import ones\n\nprint(ones())\n",
+    }
+    found = ported_project(tmp_path, files, target)["tools.py"]
+    assert site(found, EYE).status is Status.UNSAFE
+    assert site(found, CHOICE).status is Status.CONVERTED

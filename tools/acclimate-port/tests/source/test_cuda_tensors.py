@@ -140,6 +140,7 @@ PACKAGES = {
     "imported in a function": "def use(x):\n    from apex import amp\n    return amp.initialize(x)\n",
     "tried at import": "try:\n    import cupy\nexcept ImportError:\n    cupy = None\n\n\ndef use(x):\n    return cupy.asarray(x)\n",
     "for NVIDIA's driver": "import pynvml\n\n\ndef use(x):\n    pynvml.nvmlInit()\n    return x\n",
+    "with all names": "from pynvml import *\n\n\ndef use(x):\n    nvmlInit()\n    return x\n",
     "with kernels": "from numba import cuda\n\n\n@cuda.jit\ndef fill(x):\n    x[0] = 1\n\n\ndef use(x):\n    fill[1, 1](x)\n",
 }
 OPTIONAL_PACKAGES = {

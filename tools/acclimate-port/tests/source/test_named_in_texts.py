@@ -25,6 +25,7 @@ COMPUTED = {
     "a part of a name": 'f"parts.the_{name}"',
     "a file's name": '("parts/" + name).replace("/", ".")',
     "a keyword": '"." + name, package="parts"',
+    "a name by its word": 'name="parts." + name',
 }
 IMPORTS = {
     **{kind: {"main.py": BUILD.format(text)} for kind, text in COMPUTED.items()},

@@ -10,7 +10,7 @@ from acclimate_port.engine import Status
 from acclimate_port.source.needed_extensions import extensions_built, line_that_needs_cuda
 from porting import EACH_TARGET, ported_project, site
 
-MAIN = "import torch\nfrom ops.attend import attend\n\nprint(attend(torch.rand(2).cuda()))\n"
+MAIN = "import torch\nfrom ops.attend import attend\n\nprint(attend(torch.rand(2).cuda()))\ntorch.cuda.empty_cache()\n"
 KERNEL = "import {name} as kernel\n\n\ndef inner(x):\n    return kernel.run(x)\n"
 OUTER = "from .inner import inner\n\n\ndef attend(x):\n    return inner(x)\n"
 CUDA = 'CUDAExtension("deform_attn", ["a.cu"])'
@@ -76,6 +76,7 @@ def test_a_module_that_needs_cuda_holds_back_what_imports_it_two_modules_away(
     entry = site(found, "torch.rand(2).cuda()")
     assert entry.status is Status.UNSAFE
     assert "inner.py:1, without which this file cannot be imported" in entry.reason
+    assert site(found, "torch.cuda.empty_cache()").status is Status.UNSAFE
 
 
 @EACH_TARGET
@@ -119,3 +120,28 @@ def test_a_module_with_the_name_of_its_package_is_not_imported_with_the_package(
     }
     entry = site(ported_project(tmp_path, files, target)["pkg/utils/main.py"], "torch.rand(2).cuda()")
     assert entry.status is Status.CONVERTED
+
+
+@pytest.mark.parametrize(
+    ("handler", "line"), [("    raise ImportError('install apex')", 2), ("    apex = None", 0)]
+)
+def test_an_import_is_needed_whose_error_ends_the_program(handler: str, line: int) -> None:
+    source = f"try:\n    import apex\nexcept ImportError:\n{handler}\n"
+    assert line_that_needs_cuda(source, frozenset()) == line
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("init", "status"), [("from .ops import run\n", Status.UNSAFE), ("", Status.CONVERTED)]
+)
+def test_a_module_needs_cuda_if_its_package_imports_what_does(
+    init: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    move = "torch.arange(3).cuda()"
+    files = {
+        "pkg/__init__.py": init,
+        "pkg/ops.py": "import simple_knn\n\n\ndef run(x):\n    return simple_knn.run(x)\n",
+        "pkg/tools.py": f"import torch\n\n\ndef grid():\n    return {move}\n",
+        "main.py": "from pkg.tools import grid\n\nprint(grid())\n",
+    }
+    assert site(ported_project(tmp_path, files, target)["pkg/tools.py"], move).status is status

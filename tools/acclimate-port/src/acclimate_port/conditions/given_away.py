@@ -187,10 +187,27 @@ def _is_of_others(file: SourceFile, function: cst.CSTNode) -> bool:
 def package_of_others(file: SourceFile, function: cst.CSTNode) -> str:
     """The package of a function that is neither torch's nor Python's nor the project's; else ``""``."""
     package = next(iter(file.tree.may_be(function)), "").partition(".")[0]
-    package = package or package_of_object(file, function)
+    package = package or package_of_object(file, function) or _package_held(file, function)
     known = package in FOR_ANY or package in KEEP_SETTINGS or package in sys.stdlib_module_names
     is_own = package in file.survey.modules and package not in OF_OTHERS
     return "" if known or is_own else package
+
+
+def _package_held(file: SourceFile, function: cst.CSTNode) -> str:
+    """The package of the class or function that a name holds, also as one of a table: ``KINDS[name]``."""
+    waiting: list[cst.CSTNode | None] = [function]
+    if isinstance(function, cst.Name):
+        waiting = [*file.bound_values(function)]
+    for _ in range(_MOST):
+        value = waiting.pop() if waiting else None
+        if isinstance(value, cst.Subscript):
+            table = value.value
+            waiting += file.bound_values(table) if isinstance(table, cst.Name) else [table]
+        elif isinstance(value, cst.Dict):
+            waiting += [one.value for one in value.elements]
+        elif value is not None and (full := next(iter(file.tree.may_be(value)), "")):
+            return full.partition(".")[0]
+    return ""
 
 
 def _resource(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:

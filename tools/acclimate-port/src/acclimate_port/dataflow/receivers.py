@@ -234,6 +234,8 @@ def _objects_of(file: SourceFile) -> str:
         if found := next((one for one in packages_of(statement) if one in counting), ""):
             return found
         if isinstance(statement, cst.ImportFrom):
+            if any(one.startswith("Dgl") for one in _names_imported(statement)):
+                return "dgl"  # `from ogb.linkproppred import DglLinkPropPredDataset`
             module = dotted(statement.module) if statement.module is not None else ""
             held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
             modules = [module, *(f"{module}.{dotted(one.name)}" for one in held)]
@@ -242,6 +244,11 @@ def _objects_of(file: SourceFile) -> str:
                 if parts[-1] == name and (len(parts) == 1 or not parts[-2] or parts[-2] == folder):
                     return library
     return ""
+
+
+def _names_imported(statement: cst.ImportFrom) -> list[str]:
+    held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
+    return [dotted(one.name) for one in held]
 
 
 def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:

@@ -123,11 +123,15 @@ class Across:
         # acclimate's own backend for such devices stages through the host. gloo and torch's choice do not.
         is_of_torch = file.target.name == "torch"
         is_staged_by_none = file.survey.groups_on_host if is_of_torch else file.survey.names_gloo
+        self._relying[_IMPORT] += self._device.needing_import
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
-            self._relying[_IMPORT].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
+            if home := self._outermost(decisions[index].finding.node):
+                self._relying[Symbol(Kind.USE, f"here:{home}")].append(index)
+            for name in self._operators_called:
+                self._relying[Symbol(Kind.OPERATOR, f"any:{name}")].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
@@ -162,7 +166,7 @@ class Across:
             for index in self._relying.get(symbol, ()):
                 if self._all[index].status is Status.CONVERTED:
                     self._all[index].doubt(reason)
-                    self._all[index].finding.stands_alone |= symbol.kind is Kind.CODE
+                    self._all[index].finding.stands_alone |= symbol.kind in (Kind.CODE, Kind.USE)
 
     def facts(self) -> Facts:
         """What other files must know, after all decisions are made; without the file's outline."""
@@ -223,7 +227,13 @@ class Across:
         for setting in (*hiding(self._file), *replacing(self._file), *elsewhere, *bound):
             for text in self._homes_of(setting):
                 add(Symbol(Kind.PLACE, text), self._file.span(setting))
+        for question, text in self._questions_that_stay():
+            add(Symbol(Kind.ANSWER, text), question)
         registered = kernels_registered(self._file)
+        for call in registered:
+            names = (string_value(one.value) for one in call.args)
+            for name in (one for one in names if one is not None):
+                add(Symbol(Kind.OPERATOR, f"any:{name.rpartition(':')[2]}"), self._file.span(call))
         called = self._file.attributes.get("ops", ()) if registered else ()
         for node in (*registered, *called):
             for text in (*self._homes_of(node), *self._decorated(node)):
@@ -250,6 +260,21 @@ class Across:
     def _homes_of(self, node: cst.CSTNode) -> list[str]:
         home = self._outermost(node)
         return [f"here:{name}" for name in ([home] if home else [*self._bound_by(node), MODULE])]
+
+    def _questions_that_stay(self) -> Iterator[tuple[Span, str]]:
+        """The questions for CUDA that stay, with the functions whose results they may decide about."""
+        for index in filter(self._stays, range(len(self._all))):
+            finding = self._all[index].finding
+            function = self._file.tree.function(finding.node) if finding.node is not None else None
+            if isinstance(function, cst.FunctionDef) and asks_for_device(self._file, finding):
+                yield finding.place, of_function(self._file, function)
+
+    @cached_property
+    def _operators_called(self) -> set[str]:
+        """The names of the operators that the file calls: ``f`` of ``torch.ops.own.f(x)``."""
+        chains = (one for one in self._file.tree.of_type(cst.Attribute) if "ops" in self._file.attributes)
+        full = (self._file.tree.qualified(one) or "" for one in chains)
+        return {name.split(".")[3] for name in full if name.startswith("torch.ops.") and name.count(".") > 2}
 
     def _decorated(self, node: cst.CSTNode) -> Iterator[str]:
         """The function that a call is a decorator of."""
@@ -293,6 +318,9 @@ class Across:
             controlled = controlled_quietly(file, node)
             yield from self._code_within([*controlled, *where_true(file, node)])
             function = file.tree.function(node)
+            if isinstance(function, cst.FunctionDef) and function.name.value.startswith("test"):
+                tested = self._code_within([file.span(function.body)])
+                yield from (Symbol(Kind.ANSWER, one.text) for one in tested)
             if isinstance(function, cst.FunctionDef) and code_passed(file, node)[1]:
                 yield _after(of_function(file, function))
             figures = [file.span(one).start for name in _PROFILED for one in file.attributes.get(name, ())]

@@ -59,6 +59,9 @@ _DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
 """The source of a text of several parts that begins with a device's name."""
 
 
+_ODD_DEVICE = re.compile(r"\s*cuda\s*:?\s*\d*\s*$(?<!cuda)(?<!cuda:\d)(?<!cuda:\d\d)", re.IGNORECASE)
+
+
 def link(file: SourceFile, decisions: Decisions) -> None:
     """Tells each decision which others it depends on."""
     _Links(file, decisions).make()
@@ -499,6 +502,10 @@ class _Links:
         ]
         found = [file.span(node) for node in strings if _DEVICE_TEXT.match(tree.source(node))]
         for text in tree.of_type(cst.SimpleString):
+            if _ODD_DEVICE.match(
+                string_value(text) or ""
+            ):  # `"cuda: 0"`, which only old versions of torch take
+                found.append(file.span(text))
             if DEVICE_FORM.match(string_value(text) or ""):
                 found += [file.span(use) for use in uses_of(file, text)]
         return sorted(found)

@@ -48,6 +48,9 @@ _STREAMS = {*STREAMS, "Event"}
 _EXCHANGES = COLLECTIVES | {"batch_isend_irecv", "P2POp"}
 """Names of torch.distributed that exchange tensors, or describe an exchange."""
 
+_NAMES = ("device-string", "device-format", "device-object")
+_NO_TENSORS = {"torch.device", "torch.load", "torch.autocast", "torch.amp.autocast", "torch.Generator"}
+"""Functions of torch that get a device by that word and raise nothing where it is missing, or not always."""
 _RIGHT_ANYWHERE = ("checkpoint-device", "cuda-import")
 """Rules for edits that change nothing for other code."""
 _MAY_NOT_RUN = (cst.BooleanOperation, cst.IfExp, cst.Lambda, cst.BaseComp, cst.Comparison)
@@ -106,6 +109,11 @@ class OneDevice:
         self._frees = [index for index in calls if self._called(index) == "empty_cache"]
         self.on_device += [index for index in self._waits if self._gets_device(index)]
         """What is right only on the device that the rest of the program chooses."""
+
+    @property
+    def needing_import(self) -> list[int]:
+        """All decisions that do something only if the file is imported on another machine."""
+        return [i for i, one in enumerate(self._all) if one.finding.rule.name not in _RIGHT_ANYWHERE]
 
     @cached_property
     def reports(self) -> list[int]:
@@ -204,12 +212,22 @@ class OneDevice:
         """The calls that raise without CUDA wherever their block runs: line, function and blocks of each."""
         tree = self._file.tree
         found: list[tuple[int, int, cst.CSTNode | None, list[int]]] = []
-        for index in self._all.of_rules("runtime-call", "cuda-method"):
-            node = self._all[index].finding.node
+        for index in self._all.of_rules("runtime-call", "cuda-method", *_NAMES):
+            node = self._call_with(index)
             if isinstance(node, cst.Call) and self._raises(index, node):
                 line = tree.line(tree.span(node).start)
                 found.append((index, line, tree.function(node), self._blocks(node)))
         return found
+
+    def _call_with(self, index: int) -> cst.CSTNode | None:
+        """The code of a decision: for the name of a device, the call that moves or makes something there."""
+        node = self._all[index].finding.node
+        given = self._file.tree.given_to(node) if self._all[index].finding.rule.name in _NAMES else None
+        if given is None:
+            return node if isinstance(node, cst.Call) else None
+        is_made = given.word == "device" and given.full.startswith("torch.")
+        is_used = given.name == "to" or (is_made and given.full not in _NO_TENSORS)
+        return given.call if is_used and isinstance(given.call.func, cst.Attribute) else None
 
     def _raises(self, index: int, call: cst.Call) -> bool:
         """Whether a call raises without CUDA, always when its statement runs, and nothing catches that."""

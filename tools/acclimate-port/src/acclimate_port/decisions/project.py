@@ -33,6 +33,8 @@ _REASONS = {
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
+    Kind.ANSWER: "it tests a function that asks for CUDA at {place}, which stays as it is",
+    Kind.OPERATOR: "{place} registers a kernel for CUDA of an operator that runs here, and for no other",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
     Kind.GROUP: "gloo takes tensors of CUDA and of the host only, as does MPI, and {place} exchanges some",
@@ -46,6 +48,7 @@ _REASONS = {
 }
 _APART = "{place}, which a program that shares code with this one runs, stays as it is"
 """The reason if no program is known that runs both places."""
+_UNUSED = "nothing of the project runs this, and its programs stay on CUDA: {place}"
 _FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
 _END = 20
@@ -60,7 +63,7 @@ _OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind
 """What is known of each file that has been read, also if it was not ported."""
 _ALSO_IN_ONE_FILE = (
     *(Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.LOAD),
-    *(Kind.IMPORT, Kind.BUILD),
+    *(Kind.IMPORT, Kind.BUILD, Kind.ANSWER),
 )
 """What the joins inside one file do not look for."""
 _FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
@@ -266,9 +269,26 @@ class Project:
                 if place is not None:
                     where = f"line {place[1]}" if place[0] == path else _shown(place)
                     own[symbol] = self._reason(path, symbol.kind, place[0]).format(place=where)
+                elif symbol.kind is Kind.USE and self._is_run_by_none(path, symbol):
+                    kept = self._program_that_stays
+                    own |= {symbol: _UNUSED.format(place=_shown(kept))} if kept is not None else {}
             if own:
                 found[path] = own
         return found
+
+    def _is_run_by_none(self, path: Path, symbol: Symbol) -> bool:
+        """Whether code is in a function or class that nothing of the project is known to use."""
+        known, name = self._facts[path].outline, symbol.text.removeprefix("here:").partition("(")[0]
+        is_run = name == MODULE or known.is_script or _RUN_BY_ITSELF.search(path.stem) is not None
+        is_found = any(one == name for one, _ in known.registered) or name not in known.defines
+        return not (is_run or is_found or self._run_by.get((path, name)))
+
+    @cached_property
+    def _program_that_stays(self) -> _Place | None:
+        """A place of a program of the project that stays on CUDA."""
+        programs = (path for path, known in self._facts.items() if known.outline.is_script)
+        found = (self._all_that_stays.get((Kind.PLACE, f"{path}:"), {}) for path in programs)
+        return next((place for places in found for place in places.values()), None)
 
     def _reason(self, path: Path, kind: Kind, other: Path) -> str:
         """Why edits in a file are unsafe, for what stays in another."""
@@ -499,6 +519,8 @@ class Project:
 
     def _find_files(self, path: Path, module: str) -> list[Path]:
         wanted = _parts(path, module)
+        if not wanted and not module.startswith("."):  # a folder that is a package, and in none
+            return []
         name = wanted[-1] if wanted else ""
         if "*" in module:  # computed, in part
             alike = [
@@ -561,7 +583,9 @@ class Project:
     def _needed(self, path: Path) -> _Place | None:
         """The first place that needs CUDA among a file and those that are imported whenever it is."""
         symbol = Symbol(Kind.IMPORT, f"here:{MODULE}")
-        waiting, seen = deque([path]), {path}
+        # A script runs without the package that its folder may be.
+        first = [path] if self._facts[path].outline.is_script else [path, *self._packages_of(path)]
+        waiting, seen = deque(first), {*first}
         while waiting:
             at = waiting.popleft()
             stays = self._facts[at].stays
@@ -571,6 +595,16 @@ class Project:
             waiting += [one for one in following if one not in seen]
             seen.update(following)
         return None
+
+    def _packages_of(self, path: Path) -> list[Path]:
+        """The files that run before a module when it is imported: those of the packages that it is in."""
+        found: list[Path] = []
+        for folder in path.parents:
+            package = folder / "__init__.py"
+            if package not in self._facts:
+                break
+            found.append(package)
+        return found
 
     def _run_first(self, path: Path) -> list[Path]:
         """The files that run whenever a file is imported, as it imports them."""

@@ -30,6 +30,8 @@ _GIVE_DEFAULT = ("get", "getattr", "pop")
 class Kind(Enum):
     """What several places have in common."""
 
+    __hash__ = object.__hash__  # of the one object of each kind; that of `Enum` takes a fiftieth of all time
+
     FLAG = "flag"
     """A value that says whether there is CUDA."""
     DEVICE = "device"
@@ -72,6 +74,12 @@ class Kind(Enum):
     """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"
     """A number of 64 bits that a function gets."""
+    ANSWER = "answer"
+    """A function that asks for CUDA, and whose result may say so."""
+    OPERATOR = "operator"
+    """An operator of the program's own, which has a kernel for CUDA and none for other accelerators."""
+    USE = "use"
+    """A function or class that chooses a device, which code of the project may use."""
     TEST = "test"
     """Tests that a guard in another file skips: see guarded_tests.py."""
 

@@ -9,7 +9,7 @@ import re
 
 _FOR_CUDA = {
     *("apex", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers", "flashinfer"),
-    *("causal_conv1d", "mamba_ssm", "cutlass", "deep_gemm", "deep_ep", "quack"),
+    *("causal_conv1d", "mamba_ssm", "bmtrain", "cutlass", "deep_gemm", "deep_ep", "quack"),
     *("cuequivariance_torch", "cuequivariance_ops_torch"),
 }
 CUDA_PACKAGES = _FOR_CUDA | {
@@ -60,8 +60,10 @@ RUNTIMES = {
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
 QUERIES = ("NVML", "GPUtil", "gpustat", "nvitop")
 """Those that only query GPUs."""
-OWN_OBJECTS = ("dgl", "warp", "nvalchemiops")
+OWN_OBJECTS = ("dgl", "dgllife", "warp", "nvalchemiops")
 """Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
+OF_GRAPHS = ("dgl", "dgllife")
+"""Those of them whose objects are graphs."""
 OWN_MODULES = ("spconv", "torchsparse", "MinkowskiEngine")
 """Packages of sparse layers, of which a model is made: it moves only where they run."""
 OPERATORS = (

@@ -91,6 +91,8 @@ _RUN_MODULE = re.compile(r"-m[ =]([A-Za-z_][\w.]*)")
 _WHOLE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*$")
 _COMPUTED = re.compile(r"[A-Za-z_]\w*(?:\.[\w*]+)*\.[\w*]+$")
 _FORMATS = re.compile(r"%\(?\w*\)?[sdr]|\{[^{}]*\}")
+_MODULE_WORDS = ("name", "mod_name", "path")
+"""The words for the first argument of functions that import a module by its name."""
 _OWN_NAMES = ("__name__", "__package__")
 _UNKNOWN = "*"
 _HERE = "."
@@ -204,13 +206,14 @@ class NamedInTexts:
     def _imported(self) -> Iterator[tuple[int, Text]]:
         """The modules whose names are computed, and that are imported by them."""
         bound: dict[str, list[ast.expr]] = defaultdict(list)
-        calls: list[ast.Call] = []
+        calls: list[tuple[ast.Call, ast.expr]] = []
         made: list[ast.expr] = []
         for node in self._nodes:
             if isinstance(node, (ast.JoinedStr, ast.BinOp)) or _is_format(node):
                 made.append(node)
-            if isinstance(node, ast.Call) and node.args and _name(node.func) in IMPORTING:
-                calls.append(node)
+            named = _module_given(node) if isinstance(node, ast.Call) else None
+            if isinstance(node, ast.Call) and named is not None and _name(node.func) in IMPORTING:
+                calls.append((node, named))
             elif isinstance(node, ast.Call) and node.args and _name(node.func) in FINDING:
                 yield node.lineno, Text(Names.ANY, _UNKNOWN)
             elif isinstance(node, ast.Assign):
@@ -218,13 +221,13 @@ class NamedInTexts:
                     if isinstance(target, ast.Name):
                         bound[target.id].append(node.value)
         lists = _LISTS.search(self._text) is not None
-        given = [text for call in calls for text in _texts(call.args[0], bound, _DEEPEST)]
+        given = [text for _, named in calls for text in _texts(named, bound, _DEEPEST)]
         for node in made if _UNKNOWN in given else ():  # a table may hold the texts
             texts = (text for text in _texts(node, bound, _DEEPEST) if _COMPUTED.match(text))
             yield from ((node.lineno, Text(Names.MODULE, text)) for text in texts)
-        for call in calls:
+        for call, module in calls:
             package = [one.value for one in call.keywords if one.arg == "package"] or call.args[1:2]
-            for text in _texts(call.args[0], bound, _DEEPEST):
+            for text in _texts(module, bound, _DEEPEST):
                 whole = text.replace("/", ".")
                 if whole.startswith(_HERE) and package:
                     base = package[0].value if isinstance(package[0], ast.Constant) else ""
@@ -282,6 +285,12 @@ class NamedInTexts:
             if "." in node.value and _WHOLE.match(node.value) and not _NO_NAME.search(node.value):
                 modules.append(node.value)
             yield from ((node.lineno, Text(Names.MODULE, one)) for one in modules)
+
+
+def _module_given(call: ast.Call) -> ast.expr | None:
+    """The name of a module that a call gets: ``import_module(name=…)``."""
+    named = [one.value for one in call.keywords if one.arg in _MODULE_WORDS]
+    return next(iter((*call.args[:1], *named)), None)
 
 
 def points_declared(text: str) -> Iterator[Text]:

@@ -67,7 +67,7 @@ def line_that_needs_cuda(source: str | bytes, extensions: frozenset[str]) -> int
     if not is_built and not imports_texts and not any(name in text for name in (*NEEDED, *extensions)):
         return 0
     module = module_of(source)
-    for statement in module.body if module is not None else ():
+    for statement in _always_run(module.body) if module is not None else ():
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             if _needs(statement, extensions):
                 return statement.lineno
@@ -87,9 +87,23 @@ def _imports_extension(call: ast.Call, extensions: frozenset[str]) -> bool:
     return name in extensions or (not package and _COMPILED.search(name) is not None)
 
 
+def _always_run(block: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a block, and those of a ``try`` in it whose errors end the program too."""
+    for statement in block:
+        is_try = isinstance(statement, ast.Try) and bool(statement.handlers)
+        if isinstance(statement, ast.Try) and is_try and all(map(_raises, statement.handlers)):
+            yield from _always_run(statement.body)
+        else:
+            yield statement
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    return isinstance(handler.body[-1], ast.Raise)
+
+
 def always_imported(module: ast.Module) -> Iterator[str]:
     """The modules that a module imports whenever it is imported, and the names that may be modules."""
-    for statement in module.body:
+    for statement in _always_run(module.body):
         if isinstance(statement, ast.Import):
             yield from (alias.name for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
