@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,8 +60,8 @@ _SURROUNDINGS: dict[str, Callable[[Observer, _Work], Any]] = {
 class _Call:
     """One collective of one group: the shape and dtype of its tensors, and each rank's numbers."""
 
-    def __init__(self, here: Observer, choose: random.Random, number: int) -> None:
-        self.here, self.number = here, number
+    def __init__(self, here: Observer, choose: random.Random, number: int, moves: bool = False) -> None:
+        self.here, self.number, self.moves = here, number, moves
         dtypes = (torch.float32, *here.accelerator.supported_dtypes(), torch.int64, torch.int32)
         self.dtype = choose.choice(dtypes)
         self.shape = choose.choice(_SHAPES)
@@ -90,9 +91,14 @@ class _Call:
         return {"group": self.here.group, "async_op": self.is_later}
 
     def numbers(self, place: int, *shape: int, salt: int = 0) -> torch.Tensor:
-        """What a rank of the group gives, on the host: small, so that sums and products are exact."""
+        """What a rank of the group gives, on the host: with all digits of the dtype where nothing is
+        computed, else small, so that sums and products are exact."""
         seed = torch.Generator().manual_seed(self.number * 1009 + self.here.ranks[place] * 31 + salt)
-        return torch.randint(1, 6, shape, generator=seed).to(self.dtype)
+        if not self.moves:
+            return torch.randint(1, 6, shape, generator=seed).to(self.dtype)
+        if self.dtype.is_floating_point:
+            return torch.rand(shape, generator=seed, dtype=torch.float64).add(1).to(self.dtype)
+        return torch.randint(torch.iinfo(self.dtype).max, shape, generator=seed, dtype=self.dtype)
 
     def every(self, *shape: int) -> list[torch.Tensor]:
         return [self.numbers(place, *shape) for place in range(self.here.count)]
@@ -137,10 +143,10 @@ class _Call:
         """The root that receives."""
         return {"group_dst": self.root} if self.by_place else {"dst": self.here.ranks[self.root]}
 
-    def peer(self, step: int) -> dict[str, Any]:
-        """The rank that comes so many places later."""
+    def neighbour(self, step: int, name: str = "peer") -> dict[str, Any]:
+        """The rank that comes so many places later, as an argument."""
         place = (self.here.place + step) % self.here.count
-        return {"group_peer": place} if self.by_place else {"peer": self.here.ranks[place]}
+        return {f"group_{name}": place} if self.by_place else {name: self.here.ranks[place]}
 
     def seen(self, what: str, results: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Notes results that are wrong, inputs that changed, and what was written beside a part."""
@@ -257,10 +263,16 @@ def _all_to_all_single(call: _Call) -> _Begun:
 def _messages(call: _Call) -> _Begun:
     tensors, mine, group = call.every(*call.shape), call.here.place, call.here.group
     found = call.empty(*call.shape)
+    if call.is_later and call.here.count > 1:
+        send = partial(distributed.send, call.given(tensors[mine]), group=group, **call.neighbour(1, "dst"))
+        receive = partial(distributed.recv, found, group=group, **call.neighbour(-1, "src"))
+        for step in (send, receive) if mine % 2 == 0 else (receive, send):
+            step()
+        return None, [(found, tensors[mine - 1])]
     works = distributed.batch_isend_irecv(
         [
-            distributed.P2POp(distributed.isend, call.given(tensors[mine]), group=group, **call.peer(1)),
-            distributed.P2POp(distributed.irecv, found, group=group, **call.peer(-1)),
+            distributed.P2POp(distributed.isend, call.given(tensors[mine]), group=group, **call.neighbour(1)),
+            distributed.P2POp(distributed.irecv, found, group=group, **call.neighbour(-1)),
         ]
     )
     return works, [(found, tensors[mine - 1])]
@@ -294,6 +306,11 @@ _COLLECTIVES: dict[str, tuple[Callable[[_Call], _Begun], bool]] = {
 """By name: the collective, and whether a backend may lack it."""
 _COMPLETE_ONCE_WAITED_FOR = ("batch_isend_irecv", "reduce_scatter", "reduce_scatter_tensor")
 """Those whose work gloo ends in wait()."""
+_MOVES = (
+    "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all_single",
+    "batch_isend_irecv", "all_to_all",
+)  # fmt: skip
+"""Those that compute nothing."""
 _OF_STACKS = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
@@ -309,7 +326,7 @@ def collectives_in_any_order(here: Observer) -> None:
         on_a_stream = choose.random() < 0.3 and side is not None
         if here.number not in ranks or member is None:
             continue
-        call = _Call(member, numbers, number)
+        call = _Call(member, numbers, number, moves=name in _MOVES)
         key = f"{name}{' of stacks' * (call.is_stacked and name in _OF_STACKS)} of {short(call.dtype)}"
         is_optional = _COLLECTIVES[name][1]
 

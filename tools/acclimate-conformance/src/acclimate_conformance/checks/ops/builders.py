@@ -115,9 +115,8 @@ def builders_load(accelerator: Accelerator) -> str | None:
             loaded = builder.load()
             require(loaded is not None, f"load() of {name} returns nothing")
             function = _OF_THE_HOST.get(name)
-            require(
-                function is None or hasattr(loaded, function), f"what load() of {name} returns has no {function}"
-            )
+            has_it = function is None or hasattr(loaded, function)
+            require(has_it, f"what load() of {name} returns has no {function}")
         else:
             why = getattr(builder, "incompatibility", lambda: None)()
             incompatible.append(f"{name} ({why})" if why else name)

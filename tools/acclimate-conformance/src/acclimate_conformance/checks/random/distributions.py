@@ -335,6 +335,8 @@ def draws_are_independent(accelerator: Accelerator) -> None:
             if what != "torch.randperm":
                 ends = [float(t.flatten()[-1]) for t in (drawn, others[what])]
                 require(ends[0] != ends[1], f"{what} of {length} elements ends with {ends[0]} twice")
+                is_drawn_before = length < 200 and bool((flat[:-1] == flat[-1]).any())
+                require(not is_drawn_before, f"{what} of {length} elements ends with one of the others")
             require(
                 bool((flat != -9).all()),
                 f"{what} of {length} elements leaves element {int((flat == -9).int().argmax())} as it was",

@@ -275,7 +275,7 @@ def names_of_ranges(accelerator: Accelerator) -> str | None:
 
 @check(
     "lazy_call", "init",
-    promise="Each lazy call is made exactly once, in order: when the device is initialised, or at once after it.",
+    promise="Each lazy call is made exactly once, in order: at once if the device is initialised.",
 )  # fmt: skip
 def lazy_calls(accelerator: Accelerator) -> None:
     calls: list[int] = []
