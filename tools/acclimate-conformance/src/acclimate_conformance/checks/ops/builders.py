@@ -69,6 +69,10 @@ def builders_found(accelerator: Accelerator) -> None:
         exactly(
             builder_of(accelerator, name).is_compatible(verbose=False), bool, f"is_compatible() of {name}"
         )
+    names: dict[Any, str] = {}
+    for name in _OF_THE_HOST:
+        other = names.setdefault(accelerator.get_op_builder(name), name)
+        require(other == name, f'get_op_builder("{name}") is the builder of {other}')
     near = {change for name in accelerator.op_builders for change in _near_misses(name)}
     for absent in ("NoSuchBuilder", "", *sorted(near - set(accelerator.op_builders))):
         for find in (accelerator.get_op_builder, accelerator.create_op_builder):
