@@ -126,13 +126,13 @@ void accumulate(float factor, const float* from, float* to, int64_t n);
 
 // One product's input in a dtype's form: zeros follow the n values up to a multiple of 32.
 void fill_bf16(const float* x, int64_t n, int64_t stride, uint16_t* to);
+void fill_f32(const float* x, int64_t n, int64_t stride, float* to);
 
 // weigh() with results in bf16. Its numbers in `x` are lost.
 float weigh_bf16(float scale, float cap, float* x, int64_t n, uint16_t* to, float& peak);
 
 // activate() with results in bf16. Its numbers in `inner` are lost.
 void activate_bf16(Activation activation, const float* gate, float* inner, int64_t n, uint16_t* to);
-void fill_f32(const float* x, int64_t n, int64_t stride, float* to);
 
 // Stores values that are rounded already, `step` elements apart.
 void store(Dtype dtype, const float* x, int64_t n, void* to, int64_t first, int64_t step);

@@ -362,14 +362,13 @@ class Step::Prefill {
           const int64_t x_stride = stride_of(part.weight.k);
           multiply_dense(part.weight, row, row + count, x.data() + tile.begin * x_stride, x_stride,
                          tile.inputs, Finish::rounds, state, y + column, stride);
-          begin += part.count;
-          continue;
-        }
-        multiply_rows(part.weight, row, row + count, x, tile.begin, tile.inputs, state, found + column,
-                      found_stride);
-        const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
-        for (int64_t i = 0; i < tile.inputs; ++i) {
-          add_bias(decoder_.dtype, bias, found + i * found_stride + column, count, y + i * stride + column);
+        } else {
+          multiply_rows(part.weight, row, row + count, x, tile.begin, tile.inputs, state, found + column,
+                        found_stride);
+          const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
+          for (int64_t i = 0; i < tile.inputs; ++i) {
+            add_bias(decoder_.dtype, bias, found + i * found_stride + column, count, y + i * stride + column);
+          }
         }
       }
       begin += part.count;

@@ -76,9 +76,10 @@ void repack_rows(const Weight& weight, int64_t first, int64_t last, void* repack
   }
 }
 
+inline __m256i in_bf16(Floats x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+
 inline Floats rounded(Floats x) {
-  return _mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x))), 16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(in_bf16(x)), 16));
 }
 
 void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,

@@ -23,8 +23,6 @@ inline Floats exp_of(Floats x) {
   return _mm512_scalef_ps(y, whole);
 }
 
-inline __m256i in_bf16(Floats x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
-
 // Calls step(first, lanes) for 16 numbers after the other: all lanes but in the last step.
 template <class Step>
 inline void for_each_16(int64_t n, const Step& step) {

@@ -172,17 +172,14 @@ def copies_share_or_not(accelerator: Accelerator) -> None:
         found.zero_()
         require(equal(there, before), f"changing the result of {what} changes its source")
     for count in (1000, 2**18 + 3, _LARGE):
-        source = torch.arange(count, dtype=torch.int32, device=device)
+        wanted = torch.arange(count, dtype=torch.int32)
+        source = wanted.to(device, copy=True)
         taken_in = {'to("cpu", copy=True)': source.to("cpu", copy=True), "clone()": source.clone()}
         if not is_host(accelerator):
             taken_in["cpu()"] = source.cpu()
+        source.fill_(-1)
         for what, taken in taken_in.items():
-            source.fill_(-1)
-            require(
-                equal(taken, torch.arange(count, dtype=torch.int32)),
-                f"changing {count} numbers changes what {what} gave before",
-            )
-            source.copy_(torch.arange(count, dtype=torch.int32))
+            require(equal(taken, wanted), f"changing {count} numbers changes what {what} gave before")
     for what, (ours, theirs) in {
         "to(device)": (there, images), "clone()": (there.clone(), images.clone()),
         "to(device) of a transposed matrix": (torch.ones(5, 7).t().to(device), torch.ones(5, 7).t()),
