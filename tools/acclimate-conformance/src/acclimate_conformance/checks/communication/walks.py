@@ -263,12 +263,6 @@ def _all_to_all_single(call: _Call) -> _Begun:
 def _messages(call: _Call) -> _Begun:
     tensors, mine, group = call.every(*call.shape), call.here.place, call.here.group
     found = call.empty(*call.shape)
-    if call.is_later and call.here.count > 1:
-        send = partial(distributed.send, call.given(tensors[mine]), group=group, **call.neighbour(1, "dst"))
-        receive = partial(distributed.recv, found, group=group, **call.neighbour(-1, "src"))
-        for step in (send, receive) if mine % 2 == 0 else (receive, send):
-            step()
-        return None, [(found, tensors[mine - 1])]
     works = distributed.batch_isend_irecv(
         [
             distributed.P2POp(distributed.isend, call.given(tensors[mine]), group=group, **call.neighbour(1)),
@@ -276,6 +270,16 @@ def _messages(call: _Call) -> _Begun:
         ]
     )
     return works, [(found, tensors[mine - 1])]
+
+
+def _messages_one_by_one(call: _Call) -> _Begun:
+    tensors, mine, group = call.every(*call.shape), call.here.place, call.here.group
+    found = call.empty(*call.shape)
+    send = partial(distributed.send, call.given(tensors[mine]), group=group, **call.neighbour(1, "dst"))
+    receive = partial(distributed.recv, found, group=group, **call.neighbour(-1, "src"))
+    for step in (send, receive) if mine % 2 == 0 else (receive, send):
+        step()
+    return None, [(found, tensors[mine - 1])]
 
 
 def _barrier(call: _Call) -> _Begun:
@@ -301,14 +305,14 @@ _COLLECTIVES: dict[str, tuple[Callable[[_Call], _Begun], bool]] = {
     "gather": (_gather, True), "scatter": (_scatter, True), "all_to_all_single": (_all_to_all_single, True),
     "batch_isend_irecv": (_messages, True), "all_gather_object": (_objects, True),
     "reduce_scatter": (_reduce_scatter, True), "all_to_all": (_all_to_all, True),
-    "all_reduce_coalesced": (_all_reduce_coalesced, True),
+    "all_reduce_coalesced": (_all_reduce_coalesced, True), "send": (_messages_one_by_one, True),
 }  # fmt: skip
 """By name: the collective, and whether a backend may lack it."""
 _COMPLETE_ONCE_WAITED_FOR = ("batch_isend_irecv", "reduce_scatter", "reduce_scatter_tensor")
 """Those whose work gloo ends in wait()."""
 _MOVES = (
     "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all_single",
-    "batch_isend_irecv", "all_to_all",
+    "batch_isend_irecv", "all_to_all", "send",
 )  # fmt: skip
 """Those that compute nothing."""
 _OF_STACKS = ("all_gather_into_tensor", "reduce_scatter_tensor")
