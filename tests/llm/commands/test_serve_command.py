@@ -13,6 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,22 @@ from warm_processes import WarmProcesses
 
 from served_model import told_address
 
-pytest.importorskip("openai", reason="the extra `serve` is not installed")
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 pytest.importorskip("transformers.cli.serving.model_manager", reason="this transformers has no such server")
-
-import openai
 
 from acclimate.cli import main
 from acclimate.llm import load_model
 from acclimate.llm.decode import loop
 from acclimate.llm.decode.batching import Batcher
-from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
 
 QUESTIONS = ("The capital of France", "Of Italy?", "A few more words", "and emoji")
 
 
-pytestmark = pytest.mark.usefixtures("warm_model_starts")
+# Imported by the tests alone, since each process of a run collects this file, and one runs them.
+NEEDED = ("openai", "fastapi", "uvicorn")
+pytestmark = [
+    pytest.mark.usefixtures("warm_model_starts"),
+    pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason="the extra `serve` is not installed"),
+]
 MAIN = "import sys; from acclimate.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 OPTIONS = ("--port", "0", "--dtype", "fp32")
 
@@ -57,6 +57,8 @@ def address(folder: Path, warm: WarmProcesses) -> Iterator[str]:
 
 
 def client(address: str) -> Any:
+    import openai
+
     return openai.OpenAI(base_url=address, api_key="none", timeout=600, max_retries=0)
 
 
@@ -69,6 +71,8 @@ def ask(address: str, question: str, tokens: int = 24) -> str:
 
 
 def test_openais_client_gets_models_chats_completions_and_streams(address: str, folder: Path) -> None:
+    from acclimate.llm.serving import server_tokenizer
+
     asked = client(address)
     assert [model.id for model in asked.models.list()] == ["tiny-chat"]
     assert address.startswith("http://127.0.0.1:")
@@ -109,10 +113,12 @@ def test_requests_at_once_get_the_answers_that_they_get_alone(address: str) -> N
 
 
 def test_what_cannot_be_answered_is_said_in_openais_words(address: str) -> None:
+    from openai import BadRequestError
+
     asked = client(address)
-    with pytest.raises(openai.BadRequestError, match="pinned to 'tiny-chat'; requested 'other'"):
+    with pytest.raises(BadRequestError, match="pinned to 'tiny-chat'; requested 'other'"):
         asked.chat.completions.create(model="other", messages=[{"role": "user", "content": "Hello"}])
-    with pytest.raises(openai.BadRequestError, match="the request lacks 'role'"):
+    with pytest.raises(BadRequestError, match="the request lacks 'role'"):
         asked.chat.completions.create(model="tiny-chat", messages=[{"content": "Hello"}])
     for path, body, message in (
         ("chat/completions", b"{bad", "JSON decode error"),
@@ -159,6 +165,8 @@ def test_a_server_over_two_ranks_answers_as_one_process_does(address: str, folde
 def test_requests_take_native_steps_together_and_read_only_what_is_new(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
+
     loaded = load_model(folder, dtype="float32")
     tokenizer = server_tokenizer(loaded, None, trust_remote_code=False)
     app = build_app(loaded.module, tokenizer, "tiny-chat", None, requests_at_once(loaded.module))
@@ -195,6 +203,8 @@ def test_requests_take_native_steps_together_and_read_only_what_is_new(
 def test_a_request_whose_client_has_gone_stops_computing(
     stream: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
+
     loaded = load_model(folder, dtype="float32")
     tokenizer = server_tokenizer(loaded, None, trust_remote_code=False)
     ended = threading.Event()

@@ -30,6 +30,7 @@ LONG = (
     "runtime/compiles", "runtime/compiled_functions_have_effects", "memory/other_processes_count",
     "random/recomputed_draws_repeat", "streams/named_streams_are_meant", "launching/launched_rank",
     "launching/first_use", "launching/processes_end", "launching/fork_after_selection",
+    "launching/forked_children_use_the_host", "memory/memory_is_given_up",
     "random/draws_are_independent", "ops/packed_weights_multiply",
     "runtime/compiled_functions_keep_apart", "runtime/workers_draw_their_own_numbers",
     "runtime/checkpoints_draw_again", "runtime/processes_that_import_torch_only", "random/distributions",

@@ -70,6 +70,8 @@ LONG = {
     "StridedDrawsIgnoreTheirGenerator", "ShiftsByNumbersReadTheirAddress",
     "SeedsNoForkedChild", "CompilersLeaveTheDevice", "StatesOfCheckpointsAreTheFirsts",
     "ColumnsTimesRowsAreOfTheFirstRows",
+    "SamplesDrawAlike", "WeightsOfPlacesAreEqual", "ViewsAreNotChanged", "PlacesOf31Bits", "PlacesAreKept",
+    "EventsMeasureNothing", "DeniesWhatFollows",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
