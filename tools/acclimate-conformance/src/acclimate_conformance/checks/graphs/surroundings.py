@@ -83,6 +83,7 @@ def _states(accelerator: Accelerator) -> dict[str, _State]:
         pass
     return states | {
         "within no_grad": torch.no_grad,
+        "within inference_mode": torch.inference_mode,
         "with another default dtype": _other_default_dtype,
         "on another stream": lambda: accelerator.stream(accelerator.Stream()),
     }

@@ -73,6 +73,20 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
             accelerator.current_stream() == mine,
             "current_stream() changes with stream(s) in another thread",
         )
+        with ThreadPoolExecutor(1) as other:  # the same stream in two threads
+            index = accelerator.current_device()
+            other.submit(accelerator.set_device, index).result()
+            entered = accelerator.stream(mine)
+            before_there = other.submit(accelerator.current_stream).result()
+            other.submit(entered.__enter__).result()
+            with accelerator.stream(mine):
+                pass
+            there = other.submit(accelerator.current_stream).result()
+            require(there == mine, "stream(s) that ends in one thread ends that of s in another")
+            other.submit(entered.__exit__, None, None, None).result()
+            there = other.submit(accelerator.current_stream).result()
+            require(there == before_there, "after stream(s) in two threads s stays current in one of them")
+            require(accelerator.current_stream() == mine, "stream(s) that ends in another thread ends here")
     before = accelerator.current_stream()
     with ThreadPoolExecutor(1) as other:
         theirs = other.submit(accelerator.current_stream).result()
