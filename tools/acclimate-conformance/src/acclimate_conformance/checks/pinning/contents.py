@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 import torch
 
@@ -70,6 +70,17 @@ def told_truly(accelerator: Accelerator) -> None:
         # A DataLoader pins its batches in a thread of its own.
         "pin_memory() in another thread": in_thread(lambda: accelerator.pin_memory(ordinary)),
     }
+    name = accelerator.current_device_name()
+    surroundings: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "inference_mode()": torch.inference_mode, "no_grad()": torch.no_grad,
+        f"torch.device({name!r})": lambda: torch.device(name),
+        "stream(s)": lambda: accelerator.stream(accelerator.Stream()),
+    }  # fmt: skip
+    for where, enter in surroundings.items():
+        with enter():
+            pinned[f"pin_memory() within {where}"] = accelerator.pin_memory(ordinary)
+            pinned[f"pin_empty() within {where}"] = accelerator.pin_empty(8, dtype=torch.int32)
+            pinned[f"pin_empty_like() within {where}"] = accelerator.pin_empty_like(ordinary)
     told = exactly(accelerator.is_pinned(ordinary), bool, "is_pinned()")
     require(not told, "is_pinned() is True for an ordinary tensor")
     for what, tensor in pinned.items():
@@ -276,6 +287,11 @@ class _Marked(torch.Tensor):
     """A class of tensors of a program."""
 
 
+def _of_inference(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x + 1
+
+
 def _replaced(x: torch.Tensor) -> torch.Tensor:
     parameter = torch.nn.Parameter(x)
     parameter.data = x[:1]
@@ -295,5 +311,6 @@ _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a sparse tensor": lambda x: x.to_sparse(),
     "a tensor of a class": lambda x: x.as_subclass(_Marked),
     "a parameter whose data was replaced": _replaced,
+    "a tensor of inference_mode()": _of_inference,
 }
 """Tensors that are made of another one, on its device."""
