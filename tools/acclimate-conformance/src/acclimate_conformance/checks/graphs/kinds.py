@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -47,6 +48,8 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
         "a view of one element": inputs["images"][1, 2, 3, 4],
     }  # fmt: skip
 
+    own = _own_operator()
+
     def work(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         results = {what: tensor.detach() + 1 for what, tensor in given.items()}
         results |= {f"{what}, scaled": tensor.detach() * 3 for what, tensor in given.items()}
@@ -58,6 +61,7 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
             "a permuted result": images.permute(2, 0, 3, 1) - 1,
             "a selection": torch.where(given["a truth value"], given["one element"], -given["one element"]),
             "a single result": given["a matrix"].sum(),
+            "a result of an operator of the program's": own(given["a matrix"], 3.0),
         }
 
     given = inputs | views
@@ -77,6 +81,21 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
                 equal(results[what], expected),
                 f"after call {turn} of replay_graph(), {what} does not follow its inputs",
             )
+
+
+@functools.cache
+def _own_operator() -> Callable[[torch.Tensor, float], torch.Tensor]:
+    """An operator that a program adds to torch, of any device."""
+    library = torch.library.Library("acclimate_conformance", "FRAGMENT")
+    library.define("scaled(Tensor x, float by) -> Tensor")
+    library.impl("scaled", lambda x, by: x * by + 1, "CompositeExplicitAutograd")
+    _libraries.append(library)
+    found: Callable[[torch.Tensor, float], torch.Tensor] = torch.ops.acclimate_conformance.scaled
+    return found
+
+
+_libraries: list[torch.library.Library] = []
+"""Their operators are gone with them."""
 
 
 @check(
