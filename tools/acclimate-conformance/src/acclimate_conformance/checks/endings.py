@@ -231,7 +231,8 @@ def _group(accelerator: Accelerator, name: str, stack: ExitStack) -> object:
     if not (accelerator.supports_collectives and distributed.is_available()):
         return None
     backend = accelerator.communication_backend_name()
-    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    store: Any = getattr(distributed, "HashStore")()  # noqa: B009 - torch does not export it
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         reduced = torch.ones(4, device=name)
         distributed.all_reduce(reduced)

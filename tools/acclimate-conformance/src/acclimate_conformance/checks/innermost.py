@@ -81,7 +81,7 @@ class FirstDifference(TorchDispatchMode):
                         composed = func._op_dk(key, *args, **kwargs)
                     if self.found or self.compared > before:
                         return composed
-                    # The host refuses what it calls, such as operators for other devices: it is looked at as one.
+                    # The host refuses what it calls, such as operators for other devices.
                 except Exception:  # it may hand on numbers in a form that only C++ takes
                     if self.found:
                         raise

@@ -300,7 +300,9 @@ def _sharded_flat(here: Observer, device: str) -> None:
 
 def _saved_in_parts(here: Observer, device: str) -> None:
     """Sharded and whole tensors that all ranks save together, and load into other parts."""
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -319,16 +321,18 @@ def _saved_in_parts(here: Observer, device: str) -> None:
     folder = str(here.folder / "checkpoint")
     saved, into = state(1, Shard(0), Shard(1), Replicate()), state(0, Shard(1), Replicate(), Shard(0))
     try:
-        checkpoint.save(saved, checkpoint_id=folder)
-        checkpoint.load(into, checkpoint_id=folder)
-    except checkpoint.CheckpointException as error:
+        save(saved, checkpoint_id=folder)
+        load(into, checkpoint_id=folder)
+    except CheckpointException as error:
         raise RuntimeError(describe(error)) from error
     for number in range(3):
         told = f"part {number} of torch.distributed.checkpoint, loaded into other parts"
         here.same(into[f"part {number}"].full_tensor(), rows + number, told)
     here.same(into["whole"], [7.0] * 3, "an integer tensor of torch.distributed.checkpoint")
     on = str(into["whole"].device)
-    here.holds(on == str(torch.empty(0, device=device).device), f"what torch.distributed.checkpoint loads is on {on}")
+    here.holds(
+        on == str(torch.empty(0, device=device).device), f"what torch.distributed.checkpoint loads is on {on}"
+    )
 
 
 def _without_redundancy(here: Observer, device: str) -> None:

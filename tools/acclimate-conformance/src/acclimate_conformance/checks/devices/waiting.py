@@ -36,7 +36,10 @@ def synchronize(accelerator: Accelerator) -> None:
             unnamed: tuple[DeviceLike, ...] = (None, kind, torch.device(kind))
             for device in unnamed:  # the current device
                 _require_waits(
-                    accelerator, work, f"synchronize({device!r})", lambda d=device: accelerator.synchronize(d)  # type: ignore[misc]
+                    accelerator,
+                    work,
+                    f"synchronize({device!r})",
+                    lambda d=device: accelerator.synchronize(d),  # type: ignore[misc]
                 )
             _require_waits(accelerator, work, "synchronize()", accelerator.synchronize)
         for device in ways_to_name(accelerator, index):

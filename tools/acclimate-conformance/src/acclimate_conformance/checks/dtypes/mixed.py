@@ -707,7 +707,8 @@ def custom_functions(accelerator: Accelerator) -> None:
 def _kinds_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
         "a tensor": tensor, "a parameter": torch.nn.Parameter(tensor, False), "a view": tensor[1:].t(),
-        "an empty tensor": tensor[:0], "a single number": tensor[0, 0], "an expanded tensor": tensor[:1].expand(4, 3),
+        "an empty tensor": tensor[:0], "a single number": tensor[0, 0],
+        "an expanded tensor": tensor[:1].expand(4, 3),
     }  # fmt: skip
 
 
@@ -734,19 +735,19 @@ def tensor_classes_are_exact(accelerator: Accelerator) -> None:
             require(not isinstance(torch.ones(2, dtype=dtype), maker), f"a tensor on the host is a {name}")
         nested = maker([[1, 2], [3, 4]])
         require(nested.tolist() == [[1, 2], [3, 4]], f"{name}([[1, 2], [3, 4]]) holds {nested.tolist()}")
-        for told, made, wanted in (
+        for given, sized, wanted in (
             ("torch.Size([2, 5])", maker(torch.Size([2, 5])), (2, 5)), ("0", maker(0), (0,)),
             ("2, 0", maker(2, 0), (2, 0)), ("1, 1, 1", maker(1, 1, 1), (1, 1, 1)),
             ("[]", maker([]), (0,)), ("", maker(), (0,)),
         ):  # fmt: skip
-            shape = tuple(made.shape)
-            require(shape == wanted, f"{name}({told}) has the shape {shape}, not {wanted}")
-        for told, data in {
+            shape = tuple(sized.shape)
+            require(shape == wanted, f"{name}({given}) has the shape {shape}, not {wanted}")
+        for what, data in {
             "a tuple": (1, 2), "a range": range(1, 3), "an array": torch.tensor([1, 2]).numpy(),
             "an array of another dtype": torch.tensor([1.0, 2.0], dtype=torch.float64).numpy(),
         }.items():  # fmt: skip
             found = maker(data).tolist()
-            require(found == [1, 2], f"{name}() of {told} with 1 and 2 holds {found}")
+            require(found == [1, 2], f"{name}() of {what} with 1 and 2 holds {found}")
         for index in range(accelerator.device_count()):
             with accelerator.device(index):
                 here = torch.ones(1, device=accelerator.device_type).device
@@ -756,5 +757,5 @@ def tensor_classes_are_exact(accelerator: Accelerator) -> None:
                     kinds = _kinds_of(torch.ones(2, 3, device=place).to(dtype))
                     for kind, tensor in kinds.items():
                         is_one = isinstance(tensor, maker)
-                        told = f"{kind} of {short(dtype)} on {place}, while {here} is current"
-                        require(is_one, f"{told}, is no instance of {name}")
+                        where = f"{kind} of {short(dtype)} on {place}, while {here} is current"
+                        require(is_one, f"{where}, is no instance of {name}")

@@ -274,7 +274,9 @@ def capture_is_one_threads(accelerator: Accelerator) -> None:
         before = float(tripled[0])
         require(before == 3, f"a replay repeats what another thread captured meanwhile: {before}")
         replay(accelerator, other)
-        require(equal(tripled, torch.full((4,), 9.0)), "what a thread captured during a capture is not replayed")
+        require(
+            equal(tripled, torch.full((4,), 9.0)), "what a thread captured during a capture is not replayed"
+        )
 
 
 def _captured_there(accelerator: Accelerator, index: int, ones: torch.Tensor) -> tuple[Any, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Checks of graphs and shapes: what the program does with its tensors' shapes, and results of other shapes."""
+"""Checks of graphs and shapes: those that the program changes, and results of other shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from acclimate_conformance.checks.check import check
 _Change = Callable[[torch.Tensor, torch.Tensor], object]
 _OF_ANY_SHAPE: dict[str, _Change] = {
     "unsqueeze_()": lambda x, other: x.unsqueeze_(0),
-    "set_()": lambda x, other: x.set_(other),
+    "set_()": lambda x, other: x.set_(other.untyped_storage(), 0, (4,), (1,)),
     "data = other": lambda x, other: setattr(x, "data", other),
 }
 _CHANGES: dict[str, _Change] = {
@@ -149,7 +149,8 @@ def other_shapes_are_refused(accelerator: Accelerator) -> str | None:
                 replay(accelerator, graph)
                 require(
                     equal(result, wanted),
-                    f"{told} or after it, gives {result.flatten()[:8].tolist()}, not {wanted.flatten()[:8].tolist()}",
+                    f"{told} or after it, gives {result.flatten()[:8].tolist()}, not "
+                    f"{wanted.flatten()[:8].tolist()}",
                 )
     if isinstance(new_graph(accelerator), RecordedGraph):
         return note_of_lacks(lacks)

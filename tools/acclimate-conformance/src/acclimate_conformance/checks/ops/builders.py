@@ -45,8 +45,8 @@ extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_
 
 @check(
     "op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package",
-    promise="Every op builder is found by name, as a class and as an object; an unknown name gives None, and a "
-    "warning with the nearest.",
+    promise="Every op builder is found by name, as a class and as an object; an unknown name gives None, "
+    "and a warning with the nearest.",
 )  # fmt: skip
 def builders_found(accelerator: Accelerator) -> None:
     package = exactly(accelerator.op_builder_dir(), str, "op_builder_dir()")

@@ -257,7 +257,9 @@ def _require_any_length_registered(
             require(same, f"a copy to memory of register_host_memory() {told} is wrong")
         finally:
             accelerator.unregister_host_memory(memory.data_ptr())
-        left = accelerator.is_pinned(part_of(start, 1)) or accelerator.is_pinned(part_of(start + count - 1, 1))
+        left = accelerator.is_pinned(part_of(start, 1)) or accelerator.is_pinned(
+            part_of(start + count - 1, 1)
+        )
         require(not left, f"unregister_host_memory() of memory {told} leaves it pinned")
 
 
