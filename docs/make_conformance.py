@@ -77,7 +77,8 @@ For a vendor's own continuous integration, the package installs a plugin for pyt
 Rules that may surprise:
 
 - A device need not refuse a dtype that `supported_dtypes()` leaves out. bfloat16 and float16 are
-  supported if the hardware has them; a device may emulate them, and the results must then be right.
+  supported if the hardware has them; a device may emulate them, and the results must then be right. One that
+  computes right in bfloat16 says so at least in `is_bf16_supported(including_emulation=True)`.
   float64 is supported if operators in float64 work at all, so it is a fault to leave it out if they
   compute right.
 - No method of the interface says whether a device has int64, complex or other dtypes that `supported_dtypes()`

@@ -72,6 +72,7 @@ LONG = {
     "ColumnsTimesRowsAreOfTheFirstRows",
     "SamplesDrawAlike", "WeightsOfPlacesAreEqual", "ViewsAreNotChanged", "PlacesOf31Bits", "PlacesAreKept",
     "EventsMeasureNothing", "DeniesWhatFollows",
+    "CollectingResetsPeaks", "PartsAreSentFromTheStart", "GathersOf64BitsHave32",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
@@ -84,7 +85,7 @@ EACH_LENGTH = pytest.mark.parametrize(
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
     ("program_mutants", ""), ("detail_mutants", ""), ("process_mutants", ""), ("walk_mutants", ""),
-    ("combined_mutants", ""), ("extent_mutants", ""),
+    ("combined_mutants", ""), ("extent_mutants", ""), ("interface_mutants", ""),
     ("walk_mutants", "sync=check"),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
@@ -99,6 +100,7 @@ OF_THE_EMULATED_DEVICE = (
     "process_mutants",
     "combined_mutants",
     "extent_mutants",
+    "interface_mutants",
 )
 
 

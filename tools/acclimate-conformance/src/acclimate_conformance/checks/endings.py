@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 import torch
+from torch import distributed
 
 from acclimate.accelerator import Accelerator
 from acclimate.host.process_status import how_it_ended
@@ -225,6 +226,22 @@ def _threads(accelerator: Accelerator, name: str, stack: ExitStack) -> object:
     return in_thread(works)
 
 
+def _group(accelerator: Accelerator, name: str, stack: ExitStack) -> object:
+    """A process group of this process alone, which is over when the process ends."""
+    if not (accelerator.supports_collectives and distributed.is_available()):
+        return None
+    backend = accelerator.communication_backend_name()
+    store: Any = getattr(distributed, "HashStore")()  # noqa: B009 - torch does not export it
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        reduced = torch.ones(4, device=name)
+        distributed.all_reduce(reduced)
+        accelerator.synchronize()
+        return reduced
+    finally:
+        distributed.destroy_process_group()
+
+
 def _computes_at_exit(name: str, writing: int) -> None:
     """Uses the device once the program has ended, as libraries that save or log then do."""
 
@@ -246,6 +263,7 @@ _STATES: dict[str, _State] = {
     "copies from and to memory of pin_memory() in flight": _copies,
     "gradients and modules": _gradients,
     "an allocation that was refused": _refusal,
+    "a process group of communication_backend_name() that was destroyed": _group,
     "a graph whose replay_graph() is queued": _replays,
     "a thread that holds tensors, and one that ended after set_stream()": _threads,
     _AT_EXIT: lambda accelerator, name, stack: None,

@@ -175,7 +175,7 @@ def exported_variables(accelerator: Accelerator) -> None:
     "current_device", "device_count", "current_device_name", "set_device",
     promise="In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK. The "
     "process ends with the exit code of its program.",
-    timeout_s=320, once=True,
+    timeout_s=320, once=True, of="tensors",
 )  # fmt: skip
 def launched_rank(subject: Subject) -> None:
     told = _launched(subject)["rank"]

@@ -26,7 +26,8 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
         "sampled.checks", "far_places", "many_places",
     ),
     "graphs": (
-        "replays", "captures", "kinds", "made_within", "numbers", "surroundings", "bounds", "modes", "walks",
+        "replays", "captures", "kinds", "made_within", "numbers", "surroundings", "bounds", "modes",
+        "changed_shapes", "walks",
     ),
     "pinning": ("contents", "shapes", "parts", "seen_otherwise"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),

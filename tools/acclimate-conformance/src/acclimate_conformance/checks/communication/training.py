@@ -62,7 +62,9 @@ def models_of_every_kind_train(here: Observer) -> None:
     here.optional("collectives with gradients", lambda: _differentiable(here))
     here.optional("fully_shard", lambda: _sharded(here, device))
     here.optional("fully_shard with options", lambda: _sharded_otherwise(here, device))
+    here.optional("FullyShardedDataParallel", lambda: _sharded_flat(here, device))
     here.optional("ZeroRedundancyOptimizer", lambda: _without_redundancy(here, device))
+    here.optional("torch.distributed.checkpoint", lambda: _saved_in_parts(here, device))
 
 
 def _mixed(here: Observer, device: str) -> None:
@@ -271,6 +273,66 @@ def _sharded_otherwise(here: Observer, device: str) -> None:
             _near(
                 here, whole, theirs, f"{name} of a model of fully_shard with {way}, after two steps", within
             )
+
+
+def _sharded_flat(here: Observer, device: str) -> None:
+    """The older kind of sharded models, whose parameters are parts of one flat tensor."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if is_host(here.accelerator):
+        raise NotImplementedError("FullyShardedDataParallel needs an accelerator")
+    wanted = _trained(here, 2)
+    try:
+        model: Any = FullyShardedDataParallel(
+            _model(here).to(device), device_id=torch.device(device), use_orig_params=True
+        )
+    except (AttributeError, AssertionError) as error:  # what it asks torch's module for
+        raise NotImplementedError(describe(error)) from error
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.5)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(_there(here, 4, 7, seed=10 * step + here.number)).square().mean().backward()
+        optimizer.step()
+    with FullyShardedDataParallel.summon_full_params(model):
+        for number, (ours, theirs) in enumerate(zip(model.parameters(), wanted.parameters(), strict=True)):
+            _near(here, ours, theirs, f"parameter {number} of FullyShardedDataParallel after two steps")
+
+
+def _saved_in_parts(here: Observer, device: str) -> None:
+    """Sharded and whole tensors that all ranks save together, and load into other parts."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    try:
+        mesh = init_device_mesh(here.accelerator.device_type, (here.count,))
+    except AttributeError as error:  # it asks torch's module for the device for what not all have
+        raise NotImplementedError(describe(error)) from error
+    rows = torch.arange(4.0 * here.count + 8).view(-1, 4)
+
+    def state(factor: float, *placed: Any) -> dict[str, Any]:
+        return {
+            f"part {number}": distribute_tensor((rows + number).to(device) * factor, mesh, [place])
+            for number, place in enumerate(placed)
+        } | {"whole": torch.full((3,), 7 * factor, device=device).to(torch.int64)}
+
+    folder = str(here.folder / "checkpoint")
+    saved, into = state(1, Shard(0), Shard(1), Replicate()), state(0, Shard(1), Replicate(), Shard(0))
+    try:
+        save(saved, checkpoint_id=folder)
+        load(into, checkpoint_id=folder)
+    except CheckpointException as error:
+        raise RuntimeError(describe(error)) from error
+    for number in range(3):
+        told = f"part {number} of torch.distributed.checkpoint, loaded into other parts"
+        here.same(into[f"part {number}"].full_tensor(), rows + number, told)
+    here.same(into["whole"], [7.0] * 3, "an integer tensor of torch.distributed.checkpoint")
+    on = str(into["whole"].device)
+    here.holds(
+        on == str(torch.empty(0, device=device).device), f"what torch.distributed.checkpoint loads is on {on}"
+    )
 
 
 def _without_redundancy(here: Observer, device: str) -> None:

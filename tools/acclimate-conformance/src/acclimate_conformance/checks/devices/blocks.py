@@ -31,14 +31,19 @@ def blocks_end_as_they_began(accelerator: Accelerator) -> None:
     for what, make in _blocks(accelerator):
         for made_on in devices:
             for entered_on in devices:
-                for fails in (False, True):
-                    if not fails or made_on == entered_on:
-                        _require_unchanged(accelerator, what, make, made_on, entered_on, fails)
+                for error in (None, *_ERRORS):
+                    if error is None or made_on == entered_on:
+                        _require_unchanged(accelerator, what, make, made_on, entered_on, error)
+
+
+_ERRORS: tuple[type[BaseException], ...] = (DeliberateError, KeyboardInterrupt, GeneratorExit)
+"""With which blocks are left: by an error, by Ctrl-C, and as part of a generator that is not used up."""
 
 
 def _require_unchanged(
-    accelerator: Accelerator, what: str, make: _Block, made_on: int, entered_on: int, fails: bool
-) -> None:
+    accelerator: Accelerator, what: str, make: _Block, made_on: int, entered_on: int,
+    raised: type[BaseException] | None,
+) -> None:  # fmt: skip
     several = len(device_names(accelerator)) > 1
     if several:
         accelerator.set_device(made_on)
@@ -48,13 +53,13 @@ def _require_unchanged(
     around = accelerator.Stream()
     with accelerator.stream(around):  # made on one stream, entered on another
         before = ambient.look(accelerator)
-        with suppress(DeliberateError), block:
+        with suppress(*_ERRORS), block:
             torch.ones(2, device=accelerator.device_type).add_(1)
-            if fails:
-                raise DeliberateError
+            if raised is not None:
+                raise raised
         change = ambient.changed(before, ambient.look(accelerator))
     where = f", made on device {made_on} and entered on {entered_on}," if several else ""
-    error = ", with an error in it," if fails else ""
+    error = f", left by a {raised.__name__}," if raised is not None else ""
     require(not change, f"a block of {what}{where}{error} changes {change}")
 
 

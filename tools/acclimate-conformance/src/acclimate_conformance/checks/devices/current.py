@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import product
 from unittest import mock
 
@@ -66,6 +66,9 @@ def names(accelerator: Accelerator) -> None:
     require(
         module is None or offered is module, f"torch_module is {offered!r} and torch.{kind} is {module!r}"
     )
+
+
+_DEEP = 12
 
 
 def _device(kind: str, index: int | None) -> torch.device:
@@ -220,6 +223,35 @@ def device_context(accelerator: Accelerator) -> None:
                 accelerator.set_device(other)
             what = f"before, after set_device({other}) within device({index})"
             _require_current(accelerator, before_this, what)
+        _require_nested(accelerator, count, before_this)
+        _require_entered_again(accelerator, count, before_this)
+
+
+def _require_nested(accelerator: Accelerator, count: int, before: int) -> None:
+    """Blocks within blocks, more than a program has: each restores the device of the one around it."""
+    chosen = [before]
+    with ExitStack() as stack:
+        for depth in range(_DEEP):
+            chosen.append((depth * depth + depth // 3) % count if count > 1 else before)
+            stack.enter_context(accelerator.device(chosen[-1] if count > 1 else None))
+            stack.callback(_require_current, accelerator, chosen[-1], f"device() within {depth} others")
+    _require_current(accelerator, before, f"before, after {_DEEP} nested blocks of device()")
+
+
+def _require_entered_again(accelerator: Accelerator, count: int, before: int) -> None:
+    """A block that is entered a second time, which it may refuse."""
+    for index in range(count):
+        block = accelerator.device(index)
+        for turn in ("first", "second", "third"):
+            try:
+                block.__enter__()
+            except (RuntimeError, AttributeError):  # as one that contextlib made of a generator
+                require(turn != "first", f"device({index}) cannot be entered")
+                break
+            what = f"device({index}), the same object entered a {turn} time"
+            _require_current(accelerator, index if count > 1 else before, what)
+            block.__exit__(None, None, None)
+            _require_current(accelerator, before, f"before, after {what}")
 
 
 def _require_current(accelerator: Accelerator, expected: int, where: str) -> None:

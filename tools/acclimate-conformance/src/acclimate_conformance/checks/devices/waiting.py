@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from acclimate.accelerator import Accelerator
+from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate_conformance.checks.assertions import (
     NotOfferedError,
     Work,
@@ -32,6 +32,15 @@ def synchronize(accelerator: Accelerator) -> None:
     for index in range(len(device_names(accelerator))):
         with accelerator.device(index):
             work = Work(accelerator)
+            kind = accelerator.device_type
+            unnamed: tuple[DeviceLike, ...] = (None, kind, torch.device(kind))
+            for device in unnamed:  # the current device
+                _require_waits(
+                    accelerator,
+                    work,
+                    f"synchronize({device!r})",
+                    lambda d=device: accelerator.synchronize(d),  # type: ignore[misc]
+                )
             _require_waits(accelerator, work, "synchronize()", accelerator.synchronize)
         for device in ways_to_name(accelerator, index):
             accelerator.set_device((index + 1) % accelerator.device_count())

@@ -52,8 +52,10 @@ def named(walked: Walk, choose: random.Random, index: int, here: int) -> DeviceL
 class _Block:
     """A block that was entered, with what must be current again after it."""
 
-    def __init__(self, manager: AbstractContextManager[Any], here: int, streams: list[Any]) -> None:
-        self.manager, self.here, self.streams = manager, here, streams
+    def __init__(
+        self, manager: AbstractContextManager[Any], told: str, here: int, streams: list[Any]
+    ) -> None:
+        self.manager, self.told, self.here, self.streams = manager, told, here, streams
         self.restores_the_device = False
         self.is_of_a_stream = False
 
@@ -120,7 +122,7 @@ class _Current(Walk):
         index = self._other(choose)
         device = self._named(choose, index)
         self.say(f"entering device({device!r})")
-        self._enter(self.accelerator.device(device))
+        self._enter(self.accelerator.device(device), f"device({device!r})")
         self.blocks[self.actor][-1].restores_the_device = device is not None
         self.here[self.actor] = index
 
@@ -130,7 +132,7 @@ class _Current(Walk):
             return
         stream = choose.choice([None, *self.streams])
         self.say(f"entering stream({stream!r})")
-        self._enter(self.accelerator.stream(stream))
+        self._enter(self.accelerator.stream(stream), "stream(s)")
         self.blocks[self.actor][-1].is_of_a_stream = True
         if stream is not None:
             self._choose(stream)
@@ -148,10 +150,10 @@ class _Current(Walk):
         }
         told = choose.choice(list(blocks))
         self.say(f"entering {told}")
-        self._enter(blocks[told]())
+        self._enter(blocks[told](), told)
 
-    def _enter(self, manager: AbstractContextManager[Any]) -> None:
-        block = _Block(manager, self.here[self.actor], list(self.chosen[self.actor]))
+    def _enter(self, manager: AbstractContextManager[Any], told: str) -> None:
+        block = _Block(manager, told, self.here[self.actor], list(self.chosen[self.actor]))
         manager.__enter__()
         self.blocks[self.actor].append(block)
 
@@ -160,7 +162,8 @@ class _Current(Walk):
         if not self.blocks[self.actor]:
             return
         by_error = choose.random() < 0.5
-        self.say(f"leaving {'by an error ' * by_error}the block that was entered last")
+        told = self.blocks[self.actor][-1].told
+        self.say(f"leaving {'by an error ' * by_error}the block of {told} that was entered last")
         self._leave(by_error)
 
     def _leave(self, by_error: bool) -> None:

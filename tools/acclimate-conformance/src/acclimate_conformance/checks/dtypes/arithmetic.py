@@ -192,6 +192,11 @@ def left_out_dtypes(accelerator: Accelerator) -> str | None:
         require_close(host, left @ right, dtype, "a matrix product in an unsupported dtype")
         # bfloat16 and float16 are supported if the hardware has them; float64 if it computes at all.
         require(dtype != torch.float64, "it computes right in float64, but does not list it as supported")
+        require(
+            dtype != torch.bfloat16 or accelerator.is_bf16_supported(including_emulation=True),
+            "it computes right in bfloat16, in hardware or emulated, but is_bf16_supported() is False also "
+            "with including_emulation=True",
+        )
         emulated.append(short(dtype))
     return f"emulates {' and '.join(emulated)} with right results" if emulated else None
 

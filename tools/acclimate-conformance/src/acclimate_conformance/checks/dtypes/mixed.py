@@ -16,6 +16,7 @@ from acclimate.errors import AutocastArgumentError
 from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
+    device_names,
     in_thread,
     is_host,
     let_through,
@@ -703,6 +704,14 @@ def custom_functions(accelerator: Accelerator) -> None:
         require(seen.get(what) == wanted, f"in a custom function, {what} is {seen.get(what)}, not {wanted}")
 
 
+def _kinds_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "a tensor": tensor, "a parameter": torch.nn.Parameter(tensor, False), "a view": tensor[1:].t(),
+        "an empty tensor": tensor[:0], "a single number": tensor[0, 0],
+        "an expanded tensor": tensor[:1].expand(4, 3),
+    }  # fmt: skip
+
+
 @check(
     "FloatTensor", "HalfTensor", "LongTensor", "IntTensor",
     promise="FloatTensor and the other classes distinguish dtypes and devices, and use the current device.",
@@ -726,10 +735,27 @@ def tensor_classes_are_exact(accelerator: Accelerator) -> None:
             require(not isinstance(torch.ones(2, dtype=dtype), maker), f"a tensor on the host is a {name}")
         nested = maker([[1, 2], [3, 4]])
         require(nested.tolist() == [[1, 2], [3, 4]], f"{name}([[1, 2], [3, 4]]) holds {nested.tolist()}")
-        sized = maker(torch.Size([2, 5]))
-        require(tuple(sized.shape) == (2, 5), f"{name}(torch.Size([2, 5])) has shape {tuple(sized.shape)}")
+        for given, sized, wanted in (
+            ("torch.Size([2, 5])", maker(torch.Size([2, 5])), (2, 5)), ("0", maker(0), (0,)),
+            ("2, 0", maker(2, 0), (2, 0)), ("1, 1, 1", maker(1, 1, 1), (1, 1, 1)),
+            ("[]", maker([]), (0,)), ("", maker(), (0,)),
+        ):  # fmt: skip
+            shape = tuple(sized.shape)
+            require(shape == wanted, f"{name}({given}) has the shape {shape}, not {wanted}")
+        for what, data in {
+            "a tuple": (1, 2), "a range": range(1, 3), "an array": torch.tensor([1, 2]).numpy(),
+            "an array of another dtype": torch.tensor([1.0, 2.0], dtype=torch.float64).numpy(),
+        }.items():  # fmt: skip
+            found = maker(data).tolist()
+            require(found == [1, 2], f"{name}() of {what} with 1 and 2 holds {found}")
         for index in range(accelerator.device_count()):
             with accelerator.device(index):
                 here = torch.ones(1, device=accelerator.device_type).device
                 for made in (maker(3), maker([1])):
                     require(made.device == here, f"{name} makes a tensor on {made.device}, {here} is current")
+                for place in device_names(accelerator):
+                    kinds = _kinds_of(torch.ones(2, 3, device=place).to(dtype))
+                    for kind, tensor in kinds.items():
+                        is_one = isinstance(tensor, maker)
+                        where = f"{kind} of {short(dtype)} on {place}, while {here} is current"
+                        require(is_one, f"{where}, is no instance of {name}")

@@ -104,7 +104,8 @@ class _Makers(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = resolve_name(func)
         for made in result if isinstance(result, (list, tuple)) else (result,):
-            if isinstance(made, torch.Tensor) and name:
+            # An attribute, such as grad, tells what something else made.
+            if isinstance(made, torch.Tensor) and name and not name.endswith(".__get__"):
                 self.names[id(made)] = name
         return result
 

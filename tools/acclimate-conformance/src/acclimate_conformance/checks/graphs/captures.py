@@ -265,6 +265,24 @@ def capture_is_one_threads(accelerator: Accelerator) -> None:
                 pass
             still = accelerator.is_current_stream_capturing()
             require(still is True, "refusing a second capture ends the first one")
+            index = accelerator.current_device()
+            other, tripled = in_thread(lambda: _captured_there(accelerator, index, ones))
     ones.fill_(3)
     replay(accelerator, graph)
     require(equal(doubled, torch.full((4,), 6.0)), "a replay gives a wrong result")
+    if isinstance(graph, RecordedGraph):
+        before = float(tripled[0])
+        require(before == 3, f"a replay repeats what another thread captured meanwhile: {before}")
+        replay(accelerator, other)
+        require(
+            equal(tripled, torch.full((4,), 9.0)), "what a thread captured during a capture is not replayed"
+        )
+
+
+def _captured_there(accelerator: Accelerator, index: int, ones: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """A graph of another thread, captured while this one captures."""
+    accelerator.set_device(index)
+    graph = new_graph(accelerator)
+    with accelerator.capture_to_graph(graph):
+        tripled = ones * 3
+    return graph, tripled

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
 from acclimate.accelerator import Accelerator, RecordedGraph
+from acclimate.errors import GraphCaptureError
 from acclimate_conformance.checks.assertions import (
     MIB,
     NotOfferedError,
@@ -46,6 +48,8 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
         "a view of one element": inputs["images"][1, 2, 3, 4],
     }  # fmt: skip
 
+    own = _own_operator()
+
     def work(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         results = {what: tensor.detach() + 1 for what, tensor in given.items()}
         results |= {f"{what}, scaled": tensor.detach() * 3 for what, tensor in given.items()}
@@ -57,6 +61,7 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
             "a permuted result": images.permute(2, 0, 3, 1) - 1,
             "a selection": torch.where(given["a truth value"], given["one element"], -given["one element"]),
             "a single result": given["a matrix"].sum(),
+            "a result of an operator of the program's": own(given["a matrix"], 3.0),
         }
 
     given = inputs | views
@@ -76,6 +81,21 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
                 equal(results[what], expected),
                 f"after call {turn} of replay_graph(), {what} does not follow its inputs",
             )
+
+
+@functools.cache
+def _own_operator() -> Callable[[torch.Tensor, float], torch.Tensor]:
+    """An operator that a program adds to torch, of any device."""
+    library = torch.library.Library("acclimate_conformance", "FRAGMENT")
+    library.define("scaled(Tensor x, float by) -> Tensor")
+    library.impl("scaled", lambda x, by: x * by + 1, "CompositeExplicitAutograd")
+    _libraries.append(library)
+    found: Callable[[torch.Tensor, float], torch.Tensor] = torch.ops.acclimate_conformance.scaled
+    return found
+
+
+_libraries: list[torch.library.Library] = []
+"""Their operators are gone with them."""
 
 
 @check(
@@ -201,26 +221,49 @@ def work_on_every_device_is_repeated(accelerator: Accelerator) -> None:
     promise="Within a capture, numbers of any dtype cannot be read back, in any of torch's ways.",
 )  # fmt: skip
 def every_kind_of_read_is_refused(accelerator: Accelerator) -> None:
-    new_graph(accelerator)
+    raises = GraphCaptureError if isinstance(new_graph(accelerator), RecordedGraph) else RuntimeError
     device = accelerator.current_device_name()
     kinds = (torch.float32, torch.int64, torch.int32, torch.bool)
     tensors = {str(kind): torch.ones(3, device=device).to(kind) for kind in kinds}
-    reads: dict[str, Callable[[torch.Tensor], object]] = {
-        "item()": lambda tensor: tensor[0].item(),
-        "bool()": lambda tensor: bool(tensor.any()),
-        "int()": lambda tensor: int(tensor[1]),
-        "tolist()": lambda tensor: tensor.tolist(),
-        "equal()": lambda tensor: torch.equal(tensor, tensor.clone()),
-    }
     accelerator.synchronize()
     for name, tensor in tensors.items():
-        for how, read in reads.items():
+        for how, read in {**_READS, **(_READS_OF_INTEGERS if name == "torch.int64" else {})}.items():
             graph = new_graph(accelerator)
-            with (
-                refused(f"{how} of {name} during a capture", RuntimeError),
-                accelerator.capture_to_graph(graph),
-            ):
+            with refused(f"{how} of {name} during a capture", raises), accelerator.capture_to_graph(graph):
                 read(tensor)
+            told = accelerator.is_current_stream_capturing()
+            require(told is False, f"is_current_stream_capturing() is {told} after {how} in a capture")
+
+
+_READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item()": lambda x: x[0].item(),
+    "bool()": lambda x: bool(x.any()),
+    "a condition": lambda x: 1 if x[0] else 2,
+    "int()": lambda x: int(x[1]),
+    "float()": lambda x: float(x[2]),
+    "complex()": lambda x: complex(x[0]),
+    "tolist()": lambda x: x.tolist(),
+    "tolist() of a copy on the host": lambda x: x.cpu().tolist(),
+    "equal()": lambda x: torch.equal(x, x.clone()),
+    "allclose()": lambda x: torch.allclose(x.float(), x.float() + 1),
+    "is_nonzero()": lambda x: torch.is_nonzero(x[0]),
+    "in": lambda x: 1 in x,
+    "repr()": repr,
+    "format()": lambda x: f"{x[0]:.1f}" if x.is_floating_point() else f"{x[0]}",
+    "max() of Python": lambda x: max(x[0], x[1]),
+    "sorted()": lambda x: sorted(x, reverse=True),
+    "numpy() of a copy on the host": lambda x: x.cpu().numpy(),
+    "torch.testing.assert_close()": lambda x: torch.testing.assert_close(x, x + x),
+}
+"""Ways to read numbers back, each of which Python may go on from."""
+_READS_OF_INTEGERS: dict[str, Callable[[torch.Tensor], object]] = {
+    "range()": lambda x: range(x[0]),
+    "an index of a list": lambda x: [1, 2, 3][x[0]],
+    "lengths of tensor_split()": lambda x: x.tensor_split(x[:2].cpu()),
+    "lengths of a packed sequence": lambda x: torch.nn.utils.rnn.pack_padded_sequence(
+        x.float()[:, None, None], x[:1].cpu()
+    ),
+}
 
 
 @check(

@@ -83,6 +83,7 @@ def _states(accelerator: Accelerator) -> dict[str, _State]:
         pass
     return states | {
         "within no_grad": torch.no_grad,
+        "within inference_mode": torch.inference_mode,
         "with another default dtype": _other_default_dtype,
         "on another stream": lambda: accelerator.stream(accelerator.Stream()),
     }
@@ -132,7 +133,10 @@ def replays_from_other_devices(accelerator: Accelerator) -> None:
 )  # fmt: skip
 def replays_of_any_length(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
-    tensors = [torch.zeros(length, device=device) for length in (0, 1, 3, 5, 7, 17, 33, 1003, 4097)]
+    tensors = [
+        torch.zeros(length, device=device)
+        for length in (0, 1, 3, 5, 7, 17, 33, 1003, 4097, 70_001, 1_300_003)
+    ]
     graph = new_graph(accelerator)
     warm_up(accelerator, lambda: [tensor * 2 + 1 for tensor in tensors])
     with accelerator.capture_to_graph(graph):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from dataclasses import dataclass
@@ -208,9 +209,39 @@ def summary(accelerator: Accelerator) -> None:
         require(after != before, "memory_summary() is the same before and after a large allocation")
         require(any(sign.isdigit() for sign in after), "memory_summary() has no number in it")
         texts.append(after)
+        _require_amount(accelerator, after)
         del held
-        settle(accelerator)
+        _require_peaks_show(accelerator, abbreviated)
     require(len(texts[1]) <= len(texts[0]) + 80, "memory_summary(abbreviated=True) is longer than the whole")
+
+
+_AMOUNT = re.compile(r"([\d,]+(?:\.\d+)?) ?([KMGT]?)i?B\b")
+
+
+def _require_amount(accelerator: Accelerator, text: str) -> None:
+    """Fails the check if a text has amounts with their units, and none of them is what is allocated."""
+    told = [
+        float(number.replace(",", "")) * 1024 ** " KMGT".index(unit or " ")
+        for number, unit in _AMOUNT.findall(text)
+    ]
+    allocated = accelerator.memory_allocated()
+    near = [amount for amount in told if abs(amount - allocated) <= allocated / 16 + SLACK]
+    require(
+        bool(near) or not told,
+        f"memory_summary() has {len(told)} amounts, none of which is memory_allocated(), {mib(allocated)}",
+    )
+
+
+def _require_peaks_show(accelerator: Accelerator, abbreviated: bool) -> None:
+    """Fails the check if the text is the same with and without a peak above what is in use."""
+    release(accelerator)
+    high = accelerator.memory_summary(None, abbreviated)
+    accelerator.reset_peak_memory_stats()
+    low = accelerator.memory_summary(None, abbreviated)
+    require(
+        high != low or accelerator.max_memory_allocated() > accelerator.memory_allocated() + SLACK,
+        "memory_summary() is the same before and after reset_peak_memory_stats() with a large peak",
+    )
 
 
 @check(

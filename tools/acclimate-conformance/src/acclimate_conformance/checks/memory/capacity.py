@@ -135,12 +135,21 @@ def out_of_memory(accelerator: Accelerator) -> str | None:
         RuntimeError("unsupported memory format option"),
         RuntimeError("out of resource: shared memory, required: 300000, hardware limit: 101376"),
         RuntimeError("Tensors must be in contiguous memory"),
+        RuntimeError("Trying to create tensor with negative dimension -1: cannot allocate it"),
+        RuntimeError("the memory that was allocated has another size"),
+        RuntimeError("insufficient resources"),
         ValueError("no"),
         KeyboardInterrupt(),
     )
     for other in others:
         told = exactly(accelerator.is_out_of_memory(other), bool, "is_out_of_memory()")
         require(not told, f"is_out_of_memory() is True for {other!r}")
+    of_the_host = _exhaust_the_host()
+    require(
+        accelerator.is_out_of_memory(of_the_host),
+        f"is_out_of_memory() does not recognise the error of the host's allocator: "
+        f"{describe(of_the_host, whole=True)}",
+    )
     note = (
         None
         if isinstance(error, kind)
@@ -153,6 +162,15 @@ def out_of_memory(accelerator: Accelerator) -> str | None:
     again = fill(accelerator, allocation_size(accelerator))
     require(int(again[-1]) == 7, "after a failed allocation the next one gives wrong values")
     return note
+
+
+def _exhaust_the_host() -> Exception:
+    """The error of torch's allocator for the host, which programs for a device meet in copies."""
+    try:
+        torch.empty(_BEYOND_ADDRESSES, dtype=torch.uint8, device="cpu")
+    except Exception as error:  # noqa: BLE001 - whether it is recognised is what is checked
+        return error.with_traceback(None)
+    raise NotOfferedError("the host allocates more than it can address")
 
 
 def _type_of(error: Exception) -> str:

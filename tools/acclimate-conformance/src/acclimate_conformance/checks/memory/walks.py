@@ -508,6 +508,12 @@ class _Memory(Walk):
             now = self.ask("memory_reserved", index)
             require(now <= before[index], f"memory_reserved({index}) grows from {before[index]} to {now}")
 
+    @move(1)
+    def collects_what_was_shared(self, choose: random.Random) -> None:
+        self._go(choose)
+        self.say("ipc_collect()")
+        self.accelerator.ipc_collect()
+
     def look(self) -> None:
         for index in self.indices:
             self._look_at(index)
@@ -597,7 +603,7 @@ def _raises_within_a_graph(accelerator: Accelerator, ones: Callable[[], torch.Te
 @check(
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
     "max_memory_cached", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
-    "empty_cache", "memory_stats",
+    "empty_cache", "ipc_collect", "memory_stats",
     promise="After any sequence of calls, in any thread, on any device, what is allocated is what the "
     "program holds, peaks are the highest since their reset, and no memory is used twice.",
     once=True,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import os
 import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from acclimate.accelerator import Accelerator
 from acclimate.errors import CompilerNotFoundError
@@ -42,7 +45,8 @@ extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_
 
 @check(
     "op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package",
-    promise="Every op builder is found by name, as a class and as an object; an unknown name gives None.",
+    promise="Every op builder is found by name, as a class and as an object; an unknown name gives None, "
+    "and a warning with the nearest.",
 )  # fmt: skip
 def builders_found(accelerator: Accelerator) -> None:
     package = exactly(accelerator.op_builder_dir(), str, "op_builder_dir()")
@@ -78,6 +82,27 @@ def builders_found(accelerator: Accelerator) -> None:
         for find in (accelerator.get_op_builder, accelerator.create_op_builder):
             found = find(absent)
             require(found is None, f'{find.__name__}("{absent}") is {found!r} and not None')
+    for name in accelerator.op_builders:
+        for absent in {name.lower(), name.removesuffix("Builder"), name[1:]} - set(accelerator.op_builders):
+            with _warnings_noted() as told:
+                accelerator.create_op_builder(absent)
+            require(
+                any(name in text for text in told),
+                f'create_op_builder("{absent}") logs no warning with the nearest name, {name}, but {told}',
+            )
+
+
+@contextmanager
+def _warnings_noted() -> Iterator[list[str]]:
+    """A block that notes the texts of warnings that are logged, by any logger."""
+    told: list[str] = []
+
+    def note(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            told.append(record.getMessage())
+
+    with mock.patch.object(logging.Logger, "handle", note):
+        yield told
 
 
 def _near_misses(name: str) -> tuple[str, ...]:

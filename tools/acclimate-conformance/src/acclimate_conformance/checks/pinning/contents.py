@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 import torch
 
@@ -70,6 +70,17 @@ def told_truly(accelerator: Accelerator) -> None:
         # A DataLoader pins its batches in a thread of its own.
         "pin_memory() in another thread": in_thread(lambda: accelerator.pin_memory(ordinary)),
     }
+    name = accelerator.current_device_name()
+    surroundings: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "inference_mode()": torch.inference_mode, "no_grad()": torch.no_grad,
+        f"torch.device({name!r})": lambda: torch.device(name),
+        "stream(s)": lambda: accelerator.stream(accelerator.Stream()),
+    }  # fmt: skip
+    for where, enter in surroundings.items():
+        with enter():
+            pinned[f"pin_memory() within {where}"] = accelerator.pin_memory(ordinary)
+            pinned[f"pin_empty() within {where}"] = accelerator.pin_empty(8, dtype=torch.int32)
+            pinned[f"pin_empty_like() within {where}"] = accelerator.pin_empty_like(ordinary)
     told = exactly(accelerator.is_pinned(ordinary), bool, "is_pinned()")
     require(not told, "is_pinned() is True for an ordinary tensor")
     for what, tensor in pinned.items():
@@ -214,6 +225,7 @@ def registration(accelerator: Accelerator) -> None:
         accelerator.unregister_host_memory(memory.data_ptr())
     for what, part in {**parts, "a second region": after}.items():
         require(not accelerator.is_pinned(part), f"unregister_host_memory() leaves {what} pinned")
+    _require_any_length_registered(accelerator, part_of, alignment)
     with suppress(RuntimeError):  # a driver refuses memory that is not registered
         accelerator.unregister_host_memory(memory.data_ptr())
     try:
@@ -221,6 +233,34 @@ def registration(accelerator: Accelerator) -> None:
     except RuntimeError as error:
         # CUDA's runtime keeps an error for the next caller that asks, unless it is cleared.
         require(False, f"after a refused unregister_host_memory() an operator raises {describe(error)}")
+
+
+def _require_any_length_registered(
+    accelerator: Accelerator, part_of: Callable[[int, int], torch.Tensor], alignment: int
+) -> None:
+    """Memory is registered from its first byte to its last, though it is no whole number of pages."""
+    device = accelerator.current_device_name()
+    page = mmap.PAGESIZE
+    for first, length in ((0, 1), (0, 100), (0, page + 1), (64, page), (0, 3 * page + 907), (1, 5000)):
+        start, count = (-(-number // alignment) * alignment for number in (first, length))
+        memory = part_of(start, count)
+        if not accelerator.register_host_memory(memory.data_ptr(), count):
+            continue
+        told = f"of {count} bytes, {start} after the start of a page,"
+        try:
+            for place in sorted({0, count // 2, count - 1}):
+                pinned = accelerator.is_pinned(part_of(start + place, 1))
+                require(pinned, f"register_host_memory() {told} does not pin the byte at {place}")
+            memory.copy_(torch.full((count,), 9, dtype=torch.uint8, device=device), non_blocking=True)
+            accelerator.synchronize()
+            same = equal(memory, torch.full((count,), 9, dtype=torch.uint8))
+            require(same, f"a copy to memory of register_host_memory() {told} is wrong")
+        finally:
+            accelerator.unregister_host_memory(memory.data_ptr())
+        left = accelerator.is_pinned(part_of(start, 1)) or accelerator.is_pinned(
+            part_of(start + count - 1, 1)
+        )
+        require(not left, f"unregister_host_memory() of memory {told} leaves it pinned")
 
 
 @check(
@@ -249,6 +289,11 @@ class _Marked(torch.Tensor):
     """A class of tensors of a program."""
 
 
+def _of_inference(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x + 1
+
+
 def _replaced(x: torch.Tensor) -> torch.Tensor:
     parameter = torch.nn.Parameter(x)
     parameter.data = x[:1]
@@ -268,5 +313,6 @@ _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a sparse tensor": lambda x: x.to_sparse(),
     "a tensor of a class": lambda x: x.as_subclass(_Marked),
     "a parameter whose data was replaced": _replaced,
+    "a tensor of inference_mode()": _of_inference,
 }
 """Tensors that are made of another one, on its device."""

@@ -83,8 +83,12 @@ def any_tensor_is_pinned(accelerator: Accelerator) -> None:
             again = accelerator.pin_memory(pinned)
             require(equal(again, kept), f"pin_memory() of {what}, twice, changes its values")
             _require_pinned(accelerator, again, locks, f"the second pin_memory() of {what}")
+        accelerator.unpin_memory(pinned.view(-1)[:1] if pinned.is_contiguous() and pinned.numel() else pinned)
         accelerator.unpin_memory(pinned)
         require(equal(pinned, kept), f"unpin_memory() changes the values of {what}")
+        if pinned.numel():  # it is unlocked when it is freed
+            still = accelerator.is_pinned(pinned)
+            require(still == locks, f"is_pinned() of {what} is {still} after unpin_memory(), and it is held")
 
 
 @check(

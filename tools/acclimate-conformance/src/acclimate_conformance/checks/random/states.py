@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import torch
@@ -190,6 +191,43 @@ def states_are_copies(accelerator: Accelerator) -> None:
             equal(accelerator.get_rng_state(index), copies[index]),
             f"after set_rng_state_all() the state of device {index} is not the one given for it",
         )
+    _require_read_from_any_memory(accelerator, copies)
+    for name in device_names(accelerator):
+        torch.rand(_COUNT, device=name)
+    others = [state.clone() for state in accelerator.get_rng_state_all()]
+    accelerator.set_rng_state_all(copies[:1])
+    for index, wanted in enumerate((*copies[:1], *others[1:])):
+        require(
+            equal(accelerator.get_rng_state(index), wanted),
+            f"set_rng_state_all() of the first state alone does not restore it, or changes that of {index}",
+        )
+
+
+def _require_read_from_any_memory(accelerator: Accelerator, states: list[torch.Tensor]) -> None:
+    """A state may lie in any memory of its own. (torch's own generator does not read parts of others.)"""
+    index = len(device_names(accelerator)) - 1
+    state = states[-1]
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "pinned memory": lambda: accelerator.pin_memory(state.clone()),
+        "an array": lambda: torch.from_numpy(state.numpy().copy()),
+        "bytes": lambda: torch.frombuffer(bytearray(bytes(state.tolist())), dtype=torch.uint8),
+        "a file": lambda: _through_a_file(state),
+    }
+    for what, make in ways.items():
+        torch.rand(_COUNT, device=device_names(accelerator)[index])
+        given = make()
+        accelerator.set_rng_state(given, index)
+        found = accelerator.get_rng_state(index)
+        require(equal(found, state), f"set_rng_state() of a state in {what} restores another one")
+        require(equal(given, state), f"set_rng_state() changes a state in {what}")
+
+
+def _through_a_file(state: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file)
+    return loaded
 
 
 @check(

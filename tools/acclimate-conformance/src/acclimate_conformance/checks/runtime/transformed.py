@@ -383,6 +383,22 @@ def _checkpointed_by_parts(place: str) -> Any:
     return into
 
 
+def _flexible_attention(place: str) -> Any:
+    """flex_attention with changed scores and a mask of blocks; on the host the same by its formula."""
+    q, k, v = (there(place, 1, 2, 16, 8, seed=n).requires_grad_() for n in range(3))
+    apart = torch.arange(16.0, device=place)[:, None] - torch.arange(16.0, device=place)
+    if place == "cpu":  # where torch has no gradients of it
+        scores = q @ k.transpose(-1, -2) / 8**0.5 + apart / 8
+        found = scores.masked_fill(apart < 0, float("-inf")).softmax(-1) @ v
+    else:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device=place)
+        found = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) / 8, block_mask=mask)
+    found.square().sum().backward()
+    return [found.detach(), q.grad, k.grad, v.grad]
+
+
 _PROGRAMS: dict[str, Program] = {
     "draws of vmap": _drawn_by_vmap,
     "mapped functions": _mapped,
@@ -396,6 +412,7 @@ _PROGRAMS: dict[str, Program] = {
     "scripts": _scripts,
     "an exported model": _exported,
     "a checkpoint in parts": _checkpointed_by_parts,
+    "flexible attention": _flexible_attention,
 }
 _OPTIONAL = (
     "sparse tensors",
@@ -404,6 +421,7 @@ _OPTIONAL = (
     "nested tensors",
     "jagged tensors",
     "an exported model",
+    "flexible attention",
 )
 """What many devices lack, which then refuse it with any error."""
 

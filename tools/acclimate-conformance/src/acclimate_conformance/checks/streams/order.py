@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.check import check
 
 _ROUNDS = 5
+_DEEP = 12
 _AS_MANY_AS_A_POOL = 70  # devices with a pool of streams, which hand them out in turn, have 32
 _CLOCK_SLACK_MS = 2.0  # what reading two clocks one after the other may differ by on a busy host
 
@@ -59,6 +62,17 @@ def current_stream(accelerator: Accelerator) -> None:
         accelerator.current_stream(accelerator.current_device()) == before,
         "current_stream(i) of the current device is not current_stream()",
     )
+    with ExitStack() as stack:  # more blocks than a program has
+        for depth in range(_DEEP):
+            chosen = made[depth * depth % 5]
+            stack.enter_context(accelerator.stream(chosen))
+            stack.callback(_require_current, accelerator, chosen, f"stream(s) within {depth} others")
+    _require_current(accelerator, before, f"the stream before, after {_DEEP} nested blocks of stream(s)")
+
+
+def _require_current(accelerator: Accelerator, wanted: Any, where: str) -> None:
+    now = accelerator.current_stream()
+    require(now == wanted, f"current_stream() is {now}, and must be {wanted} ({where})")
 
 
 @check(

@@ -59,6 +59,9 @@ def streams_with_options_by_device(accelerator: Accelerator) -> None:
                         )
                         noted(equal(result, torch.full((_LENGTH,), 6.0)), f"work on {told} is wrong")
                         noted(made != accelerator.default_stream(there), f"{told} is the default stream")
+                placed = accelerator.Stream(name)
+                on = torch.device(placed.device).index
+                noted(on == there, f"Stream({name!r}), made on device {here}, is one of {placed.device}")
                 _note_entered(accelerator, accelerator.Stream(device=name), here, there, noted)
         accelerator.set_device(0)
         made_ones = [accelerator.Stream() for _ in range(_MANY)]

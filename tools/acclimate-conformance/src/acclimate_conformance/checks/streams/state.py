@@ -57,7 +57,7 @@ def stream_context_ends(accelerator: Accelerator) -> None:
     promise="Each thread has its own current stream: a new thread starts on the default stream.",
 )  # fmt: skip
 def current_stream_of_a_thread(accelerator: Accelerator) -> None:
-    mine = accelerator.Stream()
+    mine, inner = accelerator.Stream(), accelerator.Stream()
 
     def look() -> tuple[bool, bool]:
         starts_at_default = accelerator.current_stream() == accelerator.default_stream()
@@ -73,6 +73,26 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
             accelerator.current_stream() == mine,
             "current_stream() changes with stream(s) in another thread",
         )
+        with ThreadPoolExecutor(1) as other:  # the same stream in two threads
+            index = accelerator.current_device()
+            other.submit(accelerator.set_device, index).result()
+            entered = accelerator.stream(mine)
+            before_there = other.submit(accelerator.current_stream).result()
+            other.submit(entered.__enter__).result()
+            with accelerator.stream(inner):
+                with accelerator.stream(mine):
+                    there = other.submit(accelerator.current_stream).result()
+                    require(there == mine, "stream(s) that begins in one thread ends that of s in another")
+                    other.submit(entered.__exit__, None, None, None).result()
+                    there = other.submit(accelerator.current_stream).result()
+                    require(
+                        there == before_there, "stream(s) in one thread stays current after its block, as s "
+                        "is current in another",
+                    )  # fmt: skip
+                    now = accelerator.current_stream()
+                    require(now == mine, "stream(s) that ends in another thread ends here")
+                now = accelerator.current_stream()
+                require(now == inner, f"after stream(s) in two threads {now} is current here, not {inner}")
     before = accelerator.current_stream()
     with ThreadPoolExecutor(1) as other:
         theirs = other.submit(accelerator.current_stream).result()
