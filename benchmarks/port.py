@@ -75,6 +75,8 @@ def main() -> None:
     args = parser.parse_args()
     files = [path for path in sorted(args.checkouts.rglob("*.py")) if path.is_file()]
     paths = [path for path in files if may_concern(path.read_bytes())]
+    if not paths:
+        parser.error(f"no file below {args.checkouts} has code for CUDA; links to folders are not followed")
     random.Random(args.seed).shuffle(paths)
     held: dict[str, list[Survey]] = defaultdict(list)
     for path in files:

@@ -6,6 +6,7 @@ a run imports, selects or breaks stays in it. Run as a script, this file is that
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import importlib.metadata
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -162,6 +164,8 @@ def _run(request: dict[str, Any]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()  # they remove temporary folders
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

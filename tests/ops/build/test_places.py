@@ -45,7 +45,6 @@ if not (allowed and libc.mount(b"none", b"/", None, PRIVATE, None) == 0):
     tell(refused=True)
     raise SystemExit
 {code}
-import atexit; atexit._run_exitfuncs()  # a run ends without them
 """
 
 
@@ -98,6 +97,27 @@ def test_code_is_not_loaded_that_every_user_could_have_put_there(opened: str, wo
     outcome = workshop.run(LOAD)
     assert outcome.told == {"answers": [42]}
     assert f'"{paths[opened]}" can be changed by every user' in outcome.stderr
+
+
+def test_a_process_of_multiprocessing_removes_what_it_built_for_itself(workshop: Workshop) -> None:
+    workshop.cache.mkdir(parents=True)
+    workshop.cache.chmod(0o777)  # so that it is not used
+    temporary = workshop.folder / "temporary"
+    temporary.mkdir()
+    outcome = workshop.run(
+        """
+import multiprocessing
+from tiny_op import builder
+child = multiprocessing.get_context("fork").Process(target=builder.TinyBuilder().load)
+child.start()
+child.join()
+tell(code=child.exitcode)
+""",
+        env={"TMPDIR": str(temporary)},
+    )
+    assert outcome.told == {"code": 0}
+    assert f"compiles ops for itself alone, in {temporary}" in outcome.stderr
+    assert list(temporary.glob("acclimate-ops-*")) == []
 
 
 def test_without_a_compiler_code_from_an_open_cache_is_not_loaded_either(workshop: Workshop) -> None:

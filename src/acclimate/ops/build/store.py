@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
@@ -20,6 +19,7 @@ import shutil
 import tempfile
 import time
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +194,8 @@ def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason
             reason,
         )
         _private_root = os.getpid(), folder
-        atexit.register(_remove_private_folder)
+        # As ``atexit``, and also in a process of multiprocessing, which ends without it.
+        Finalize(None, _remove_private_folder, exitpriority=0)
     return _build_once(_private_folders()[0], recipe, key, progress)
 
 
