@@ -14,7 +14,7 @@ from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.literals import is_compared_device
 from acclimate_port.dataflow.receivers import holders_given
 from acclimate_port.dataflow.uses import LOOK_UP, uses_of
-from acclimate_port.source.calls_by_text import NAMED_AT, STARTING, STARTING_WORDS
+from acclimate_port.source.calls_by_text import NAMED_AT, STARTING
 from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, kept
 
@@ -44,7 +44,7 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
     if any(_is_in_environment(file, use) for use in uses_of(file, device)):
         return _IN_ENVIRONMENT
     if line := _line_of_file(file, device):
-        return f"line {line} writes it to a file, which another program that the file starts may read"
+        return f"line {line} writes it to a file, which another program may read"
     for use in uses_of(file, device):
         if line := _line_of_attribute(file, use):
             return f"line {line} looks for a name, or runs a command, with the device in it"
@@ -80,21 +80,13 @@ def _line_of_attribute(file: SourceFile, use: cst.CSTNode) -> int:
 
 
 def _line_of_file(file: SourceFile, device: cst.CSTNode) -> int:
-    """The line in which a device, or settings with it, are written to a file, if the code starts programs."""
-    for use in uses_of(file, device) if _starts_programs(file) else ():
+    """The line in which a device, or settings with it, are written to a file; 0 if none is."""
+    for use in uses_of(file, device):
         for held in (use, *holders_given(file, use)):
             given = file.tree.given_to(held)
             if given is not None and _WRITES.search(given.name) and not given.full.startswith("torch."):
                 return file.tree.line(file.span(given.call).start)
     return 0
-
-
-@kept
-def _starts_programs(file: SourceFile) -> bool:
-    if not any(word in file.tree.text for word in STARTING_WORDS):
-        return False
-    calls = file.tree.of_type(cst.Call)
-    return any(_STARTS.match(file.tree.qualified(call.func) or "") for call in calls)
 
 
 def _runs(function: str, index: int | None) -> bool:

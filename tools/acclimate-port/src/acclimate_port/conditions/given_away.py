@@ -15,25 +15,16 @@ import libcst as cst
 from acclimate_port.conditions.branches import branches_of_result, controlled_quietly
 from acclimate_port.conditions.statements import decided_by, whole_condition
 from acclimate_port.dataflow.receivers import (
-    KEEP_SETTINGS,
-    OF_OTHERS,
     holders_given,
     package_of_object,
     uses_lightning,
 )
 from acclimate_port.dataflow.uses import uses_of, whole_choice
 from acclimate_port.source.calls_by_text import STARTING
+from acclimate_port.source.known_packages import FOR_ANY, KEEP_SETTINGS, OF_OTHERS
 from acclimate_port.source.tree import Span, called_name, dotted, entry_key, last_name, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
-FOR_ANY = {
-    *("torch", "torchvision", "torchaudio", "torchdata", "torchtext", "torchmetrics", "torchao", "torchtune"),
-    *("torchtitan", "functorch", "accelerate", "transformers", "diffusers", "peft", "trl", "deepspeed"),
-    *("acclimate", "safetensors", "optimum", "timm", "tensordict", "torchrl", "torch_geometric", "einops"),
-    *("pytest", "click", "typer", "pydantic", "attr", "parameterized", "hypothesis", "nose", "matplotlib"),
-    *("seaborn", "scipy", "datasets", "psutil", "packaging", "requests", "colorama", "termcolor"),
-}
-"""Packages that mean any accelerator by a flag or a number, or that choose no device by one."""
 _WORD = re.compile(r"(?<![A-Za-z])(gpus?|cuda|nvenc|nvdec|cuvid|nvidia)(?![a-z])", re.IGNORECASE)
 _LONGEST_WORD = 60
 _DEVICE = re.compile(r"cuda(:\d*)?$")

@@ -128,6 +128,7 @@ class Across:
             self._relying[_LOAD].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
+                self._relying[Symbol(Kind.UNKNOWN, text)].append(index)
             if home := self._outermost(decisions[index].finding.node):
                 self._relying[Symbol(Kind.USE, f"here:{home}")].append(index)
             for name in self._operators_called:

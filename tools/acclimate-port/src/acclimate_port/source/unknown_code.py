@@ -1,0 +1,94 @@
+"""Where a program has code of which nothing shows that it follows torch's devices.
+
+Such code are packages that no table knows, modules of the project that are compiled, and operators that it
+registers for torch. What gives them a device, or a tensor or module on one, may fail on other accelerators, and
+so may what moves an object that they made. Which of them gets what is not asked: lists of cases would not end.
+Python's own parser reads the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from acclimate_port.source.known_packages import KNOWN
+from acclimate_port.source.survey import Survey
+from acclimate_port.source.tree import module_of, python_nodes
+
+MODULE = "<module>"
+_HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_NATIVE = re.compile(r"_C$|_ext$|_cuda$")
+"""Names of compiled modules, which a package may also define."""
+_GENERATED = re.compile(r"version|_pb2(_grpc)?$")
+"""Names of modules that are generated, and have nothing to do with devices."""
+_OPERATORS_OF_TORCH = {
+    *("aten", "prims", "prim", "quantized", "torchvision", "torchaudio", "higher_order", "inductor"),
+    *("_c10d_functional", "c10d_functional", "c10d", "rngprims", "mkldnn", "fsdp", "symm_mem"),
+}
+
+
+def unknown_code(source: str | bytes, known: Survey) -> dict[str, int]:
+    """The functions and classes that have such code, and the first line.
+
+    ``<module>`` stands for code of the module; nothing if this Python cannot parse it.
+
+    Args:
+        source: the file.
+        known: facts from all files of the project.
+    """
+    module = module_of(source)
+    if module is None:
+        return {}
+    names = {name for node in python_nodes(module) for name in _unknown_names(node, known)}
+    homes = [(one.name if isinstance(one, _HOMES) else MODULE, one) for one in module.body]
+    found: dict[str, list[int]] = defaultdict(list)
+    for home, statement in homes:
+        for node in python_nodes(statement):
+            is_use = isinstance(node, ast.Name) and node.id in names
+            if is_use or _is_operator(node) or any(_unknown_names(node, known)):
+                found[home].append(node.lineno)  # type: ignore[attr-defined]
+    if "*" in names:  # any name may be one of them
+        found |= {home: found[home] or [min(found[MODULE])] for home, _ in homes}
+    return {home: min(lines) for home, lines in found.items()}
+
+
+def _unknown_names(node: ast.AST, known: Survey) -> Iterator[str]:
+    """The names that a statement binds to unknown code; ``*``: all names of a module."""
+    if isinstance(node, ast.Import):
+        for one in node.names:
+            if _is_unknown(one.name, known):
+                yield one.asname or one.name.partition(".")[0]
+    elif isinstance(node, ast.ImportFrom):
+        for one in node.names:
+            if _is_unknown_part("." * node.level + (node.module or ""), one.name, known):
+                yield one.asname or one.name
+
+
+def _is_unknown(module: str, known: Survey) -> bool:
+    package, _, _ = module.partition(".")
+    last = module.rpartition(".")[2]
+    if package in known.built:
+        return True
+    return package not in KNOWN and last not in known.modules and not _GENERATED.search(last)
+
+
+def _is_unknown_part(module: str, name: str, known: Survey) -> bool:
+    """Whether ``from module import name`` gets unknown code, which may be a compiled module of the project."""
+    first, last = module.partition(".")[0], module.rpartition(".")[2]
+    if _GENERATED.search(last) or _GENERATED.search(name):
+        return False
+    if first and (first in known.built or first not in known.modules):
+        return first in known.built or first not in KNOWN
+    # A folder without code of its own holds modules only; a module may define any name.
+    holds_code = last in known.with_code if last else not _NATIVE.search(name)
+    return not holds_code and name not in known.modules
+
+
+def _is_operator(node: ast.AST) -> bool:
+    """Whether code names an operator that is not torch's: ``torch.ops.own.f``."""
+    holder = node.value if isinstance(node, ast.Attribute) else None
+    is_ops = isinstance(holder, ast.Attribute) and holder.attr == "ops"
+    is_torchs = is_ops and isinstance(holder.value, ast.Name) and holder.value.id == "torch"
+    return is_torchs and isinstance(node, ast.Attribute) and node.attr not in _OPERATORS_OF_TORCH
