@@ -47,6 +47,8 @@ _TELLS = re.compile(
     re.IGNORECASE,
 )
 """Names of functions and classes that tell a person of something, or keep what is told."""
+_WRITES = re.compile(r"(^|_)(dump|write|writerows?|save|to_csv|to_json)(_|$)")
+"""Functions that write a file of settings."""
 _OF_TORCH = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables by which torch's own ranks are counted, on every accelerator."""
 _SAID = ("reason", "msg", "message", "desc", "help", "description", "title", "label")
@@ -76,6 +78,8 @@ def reason_against_giving(file: SourceFile, question: cst.CSTNode) -> str:
             return (
                 f"it sets the variable `{variable}` of the environment, by which other code may choose CUDA"
             )
+        if line := line_of_file(file, value):
+            return f"line {line} writes its answer to a file, which another program may read"
         if line := _text_given(file, value):
             return f"a text or a command in line {line}, which other code reads, is made by its answer"
     if line := _command_with_gpus(file, question, values):
@@ -296,6 +300,15 @@ def _variable_set(file: SourceFile, value: cst.CSTNode) -> str:
             key = entry_key(one) or "?"
             return "" if key in _OF_TORCH else key
     return ""
+
+
+def line_of_file(file: SourceFile, value: cst.CSTNode) -> int:
+    """The line in which a value, or settings with it, are written to a file; 0 if they are not."""
+    for held in (value, *holders_given(file, value)):
+        given = file.tree.given_to(held)
+        if given is not None and _WRITES.search(given.name) and not given.full.startswith("torch."):
+            return file.tree.line(file.span(given.call).start)
+    return 0
 
 
 def _text_given(file: SourceFile, value: cst.CSTNode) -> int:

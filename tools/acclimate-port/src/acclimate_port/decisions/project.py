@@ -33,7 +33,6 @@ _REASONS = {
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.ANSWER: "it tests a function that asks for CUDA at {place}, which stays as it is",
-    Kind.OPERATOR: "{place} registers a kernel for CUDA of an operator that runs here, and for no other",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
     Kind.GROUP: "gloo takes tensors of CUDA and of the host only, as does MPI, and {place} exchanges some",

@@ -78,8 +78,6 @@ class Kind(Enum):
     """A number of 64 bits that a function gets."""
     ANSWER = "answer"
     """A function that asks for CUDA, and whose result may say so."""
-    OPERATOR = "operator"
-    """An operator of the program's own, which has a kernel for CUDA and none for other accelerators."""
     USE = "use"
     """A function or class that chooses a device, which code of the project may use."""
     TEST = "test"

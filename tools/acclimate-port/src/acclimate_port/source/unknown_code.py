@@ -1,9 +1,9 @@
 """Where a program has code of which nothing shows that it follows torch's devices.
 
 Such code are packages that no table knows, modules of the project that are compiled, and operators that it
-registers for torch. What gives them a device, or a tensor or module on one, may fail on other accelerators, and
-so may what moves an object that they made. Which of them gets what is not asked: lists of cases would not end.
-Python's own parser reads the file.
+registers for torch. What gives them a device, or a tensor or module on one, may fail on other accelerators,
+and so may what moves an object that they made. Which of them gets what is not asked: lists of cases would not
+end. Python's own parser reads the file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from acclimate_port.source.tree import module_of, python_nodes
 
 MODULE = "<module>"
 _HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_NATIVE = re.compile(r"_C$|_ext$|_cuda$")
-"""Names of compiled modules, which a package may also define."""
+_NATIVE = re.compile(r"_C$|_ext$")
+"""Names of compiled modules."""
 _GENERATED = re.compile(r"version|_pb2(_grpc)?$")
 """Names of modules that are generated, and have nothing to do with devices."""
 _OPERATORS_OF_TORCH = {
@@ -75,20 +75,21 @@ def _is_unknown(module: str, known: Survey) -> bool:
 
 
 def _is_unknown_part(module: str, name: str, known: Survey) -> bool:
-    """Whether ``from module import name`` gets unknown code, which may be a compiled module of the project."""
+    """Whether ``from module import name`` gets unknown code, also a compiled module of the project."""
     first, last = module.partition(".")[0], module.rpartition(".")[2]
     if _GENERATED.search(last) or _GENERATED.search(name):
         return False
     if first and (first in known.built or first not in known.modules):
         return first in known.built or first not in KNOWN
     # A folder without code of its own holds modules only; a module may define any name.
-    holds_code = last in known.with_code if last else not _NATIVE.search(name)
-    return not holds_code and name not in known.modules
+    may_define = (not last or last in known.with_code) and not _NATIVE.search(name)
+    return not may_define and name not in known.modules
 
 
 def _is_operator(node: ast.AST) -> bool:
     """Whether code names an operator that is not torch's: ``torch.ops.own.f``."""
     holder = node.value if isinstance(node, ast.Attribute) else None
-    is_ops = isinstance(holder, ast.Attribute) and holder.attr == "ops"
-    is_torchs = is_ops and isinstance(holder.value, ast.Name) and holder.value.id == "torch"
-    return is_torchs and isinstance(node, ast.Attribute) and node.attr not in _OPERATORS_OF_TORCH
+    if not isinstance(node, ast.Attribute) or not isinstance(holder, ast.Attribute) or holder.attr != "ops":
+        return False
+    is_torchs = isinstance(holder.value, ast.Name) and holder.value.id == "torch"
+    return is_torchs and node.attr not in _OPERATORS_OF_TORCH
