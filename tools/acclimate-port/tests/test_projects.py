@@ -497,7 +497,7 @@ def test_a_file_that_is_ported_again_is_not_parsed_again(
 def test_a_file_alone_is_unsafe_where_it_imports_what_is_not_given(tmp_path: Path) -> None:
     text = "import torch\nfrom app import cuda\n\n\ndef setup(x: torch.Tensor):\n    if cuda.ON:\n        return x.cuda()\n"
     entry = site(ported_project(tmp_path, {"use.py": text}, "acclimate")["use.py"], "x.cuda()")
-    assert (entry.status, "line 2" in entry.reason) == (Status.UNSAFE, True)
+    assert (entry.status, "line 6" in entry.reason) == (Status.UNSAFE, True)
 
 
 KEPT = "def move(x):\n    return x.cuda()\n"
