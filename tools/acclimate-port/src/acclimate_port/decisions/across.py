@@ -306,6 +306,9 @@ class Across:
             controlled = controlled_quietly(file, node)
             yield from self._code_within([*controlled, *where_true(file, node)])
             function = file.tree.function(node)
+            if isinstance(function, cst.FunctionDef) and function.name.value.startswith("test"):
+                tested = self._code_within([file.span(function.body)])
+                yield from (Symbol(Kind.ANSWER, one.text) for one in tested)
             if isinstance(function, cst.FunctionDef) and code_passed(file, node)[1]:
                 yield _after(of_function(file, function))
             figures = [file.span(one).start for name in _PROFILED for one in file.attributes.get(name, ())]
@@ -316,28 +319,10 @@ class Across:
                 yield from (Symbol(Kind.FLAG, text) for text in holder_text(file, holder))
         if rule == "runtime-call" and isinstance(node, cst.Call) and called_name(node) == "device_count":
             yield from self._started(node)
-        if is_question or rule in _DEVICES:
-            yield from (Symbol(Kind.ANSWER, text) for text in self._answers_beside(node))
         if rule in _DEVICES:
             yield from self._reached(node)
         if rule in ("device-object", "device-format") and node is not None:
             yield from (Symbol(Kind.NUMBER, text) for text in self._numbering(node))
-
-    def _answers_beside(self, node: cst.CSTNode) -> Iterator[str]:
-        """The functions that the function around a node calls, other than for what they do alone."""
-        function = self._file.tree.function(node)
-        for call in self._calls_in.get(id(function), ()):
-            if not isinstance(self._file.tree.parent(call), cst.Expr):
-                yield self._code(call.func).text
-
-    @cached_property
-    def _calls_in(self) -> dict[int, list[cst.Call]]:
-        """The calls in each function, by its id; of the module, by that of None."""
-        found: dict[int, list[cst.Call]] = defaultdict(list)
-        for call in self._file.tree.of_type(cst.Call):
-            if isinstance(call.func, (cst.Name, cst.Attribute)):
-                found[id(self._file.tree.function(call))].append(call)
-        return found
 
     def _reached(self, device: cst.CSTNode) -> Iterator[Symbol]:
         """What gets a device: parameters and attributes, results of functions, and tensors on the device."""

@@ -32,7 +32,7 @@ _REASONS = {
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
-    Kind.ANSWER: "{place}, a question for CUDA in a function whose result is used here, stays as it is",
+    Kind.ANSWER: "it tests a function that asks for CUDA at {place}, which stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
     Kind.GROUP: "gloo takes tensors of CUDA and of the host only, as does MPI, and {place} exchanges some",
