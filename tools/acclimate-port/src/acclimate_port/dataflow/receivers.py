@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import libcst as cst
 
-from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import calls_of, parameter_of, reads_of, uses_of
-from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_MODULES, OWN_OBJECTS
 from acclimate_port.source.known_packages import BUILT_ON_TORCH, FOLLOW_TORCH, KEEP_SETTINGS, OF_OTHERS
 from acclimate_port.source.tree import (
     called_name,
     dotted,
     entry_key,
     last_name,
-    modules_of,
     packages_of,
     string_value,
 )
-from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
 
 LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
@@ -40,8 +35,6 @@ _HOLDERS = {"dict", "Namespace", "SimpleNamespace", "EasyDict", "Munch", "Box", 
 _COPIES = {"vars", "dict", "asdict", "copy", "deepcopy", "list", "tuple", *_HOLDERS}
 """Functions whose result holds what their argument holds."""
 
-_MODEL = re.compile(r"(^|_)(model|net|network|module)$")
-"""Names of models, which are torch's also beside graphs of another library."""
 _OWN = ("self", "cls")
 _PARSE = ("parse_args", "parse_known_args")
 _MOST_HOLDERS = 100
@@ -170,60 +163,6 @@ def uses_torch(file: SourceFile) -> bool:
     """Whether a file names torch, or imports a package that is built on it."""
     packages = {package for statement in file.tree.imports for package in packages_of(statement)}
     return "torch" in file.names or not BUILT_ON_TORCH.isdisjoint(packages)
-
-
-def moves_for_others(file: SourceFile, device: cst.CSTNode) -> str:
-    """Why a device may reach an object of another library: a move of what is not shown to be torch's.
-
-    Such a file, or a module of the project that it imports, imports a library with objects of its own.
-    """
-    library = _objects_of(file)
-    for use in uses_of(file, device) if library else ():
-        given = file.tree.given_to(use)
-        is_move = given is not None and called_name(given.call) == "to" and takes_device(given)
-        if given is None or not is_move or not isinstance(given.call.func, cst.Attribute):
-            continue
-        moved = given.call.func.value
-        is_model = library in OWN_OBJECTS and _MODEL.search(last_name(moved)) is not None
-        is_torchs = file.values.of(moved).kind in (Kind.TENSOR, Kind.MODULE)
-        if library_of_layers(file, moved) or not (is_model or is_torchs):
-            line = file.tree.line(file.span(given.call).start)
-            return f"line {line} may move an object of `{library}`, which does not run on every accelerator"
-    return ""
-
-
-def library_of_layers(file: SourceFile, moved: cst.CSTNode) -> str:
-    """The library of sparse layers that a module may hold, in a file that imports one; or ``""``."""
-    library = _objects_of(file)
-    is_module = library in OWN_MODULES and file.values.of(moved).kind is not Kind.TENSOR
-    return library if is_module else ""
-
-
-@kept
-def _objects_of(file: SourceFile) -> str:
-    """The library whose objects a file may have."""
-    for statement in file.tree.imports:
-        is_optional = any(isinstance(one, (cst.Try, cst.If)) for one in file.tree.ancestors(statement))
-        counting = OWN_OBJECTS if is_optional else (*OWN_OBJECTS, *OWN_LAYERS)
-        modules = modules_of(statement)
-        if found := next((one for one in packages_of(statement) if one in counting), ""):
-            return found
-        if isinstance(statement, cst.ImportFrom):
-            if any(one.startswith("Dgl") for one in _names_imported(statement)):
-                return "dgl"  # `from ogb.linkproppred import DglLinkPropPredDataset`
-            module = dotted(statement.module) if statement.module is not None else ""
-            held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
-            modules = [module, *(f"{module}.{dotted(one.name)}" for one in held)]
-        for folder, name, library in file.survey.own_objects:
-            for parts in (one.split(".") for one in modules):
-                if parts[-1] == name and (len(parts) == 1 or not parts[-2] or parts[-2] == folder):
-                    return library
-    return ""
-
-
-def _names_imported(statement: cst.ImportFrom) -> list[str]:
-    held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
-    return [dotted(one.name) for one in held]
 
 
 def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:

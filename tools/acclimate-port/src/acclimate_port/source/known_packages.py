@@ -14,7 +14,6 @@ from acclimate_port.source.cuda_packages import (
     KERNEL_PACKAGES,
     NEEDED,
     OPERATORS,
-    OWN_MODULES,
     RUNTIMES,
 )
 from acclimate_port.source.device_choosers import BY_CALL, BY_IMPORT
@@ -45,10 +44,13 @@ BUILT_ON_TORCH = FOLLOW_TORCH | {
     *("fairscale", "fairseq", "mmcv", "mmengine", "detectron2", "nemo", "megatron", "lm_eval"),
 }
 """Those and others, which choose a device by themselves or have operators of their own."""
-_OWN_OBJECTS_TOO = {
+_TAKE_TENSORS = {
     *("ultralytics", "whisperx", "spacy", "thinc", "torchcodec", "taichi", "warp"),
+    *("bitsandbytes", "spconv", "torchsparse", "MinkowskiEngine"),
 }
-OF_OTHERS = _OWN_OBJECTS_TOO | {
+"""Packages with devices or layers of their own that get torch's tensors."""
+OF_OTHERS = {
+    *("ultralytics", "whisperx", "spacy", "thinc", "torchcodec", "taichi", "warp"),
     *("faster_whisper", "ctranslate2", "xgboost", "lightgbm", "catboost", "onnxruntime", "onnx"),
     *("sklearn", "tokenizers", "jax", "jaxlib", "tensorflow", "cupy", "cuml", "cudf"),
     *("numba", "llama_cpp", "paddle", "paddleocr", "mxnet", "openvino", "tensorrt"),
@@ -358,7 +360,7 @@ OF_HOST = {
 """Packages that compute on the host, and whose functions get no tensor that is on a device."""
 KNOWN = (
     FOLLOW_TORCH
-    | (OF_OTHERS - _OWN_OBJECTS_TOO)
+    | OF_OTHERS
     | KEEP_SETTINGS
     | FOR_ANY
     | OF_HOST
@@ -366,6 +368,6 @@ KNOWN = (
     | KERNEL_PACKAGES
     | NEEDED
     | {name for name in OPERATORS if "." not in name}
-    | {*OWN_MODULES, *RUNTIMES, *BY_CALL, *BY_IMPORT, *sys.stdlib_module_names}
-)
+    | {*RUNTIMES, *BY_CALL, *BY_IMPORT, *sys.stdlib_module_names}
+) - _TAKE_TENSORS
 """All packages of which something is known."""

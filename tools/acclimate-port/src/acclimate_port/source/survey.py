@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate_port.source.build_scripts import files_imported, is_build_script
-from acclimate_port.source.cuda_packages import (
-    CUDA_PACKAGES,
-    KERNEL_PACKAGES,
-    OWN_LAYERS,
-    OWN_OBJECTS,
-)
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES
 from acclimate_port.source.module_classes import is_module_base
 from acclimate_port.source.needed_extensions import extensions_built
 from acclimate_port.source.resources import resources_given
@@ -115,11 +110,6 @@ _IMPORT_OF_PACKAGE = re.compile(
     + rb")\b",
     re.M,
 )
-_IMPORT_OF_OBJECTS = re.compile(
-    rb"^(?:[ \t]*(?:from|import)[ \t]+(%b)|(?:from|import)[ \t]+(%b))\b"
-    % ("|".join(OWN_OBJECTS).encode(), "|".join(OWN_LAYERS).encode()),
-    re.M,
-)
 _IMPORT_OF_LIGHTNING = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_lightning|lightning|lightning_fabric)\b", re.M
 )
@@ -173,9 +163,6 @@ class Survey:
     """Folders, and files without suffix, that a build script imports."""
     package_flags: frozenset[str] = frozenset()
     """Names by which blocks import a package for NVIDIA GPUs: ``if has_flash(): import flash_attn``."""
-
-    own_objects: frozenset[tuple[str, str, str]] = frozenset()
-    """Modules that import a package with objects of its own: the folder, the module, and the package."""
 
     extensions: frozenset[str] = frozenset()
     """The names of the extensions that a build script builds for CUDA: ``CUDAExtension("nms_op", …)``."""
@@ -321,7 +308,6 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
         frozenset(_package_flags(source)),
-        frozenset(_own_objects(source, path)) if path is not None else frozenset(),
         frozenset(name for name, _ in built),
         frozenset(_for_torch(source, path)) if path is not None else frozenset(),
         b"lightning" in source and _IMPORT_OF_LIGHTNING.search(source) is not None,
@@ -432,13 +418,6 @@ def _for_torch(source: bytes, path: Path) -> Iterator[str]:
     first = next((at for at, name in enumerate(names[:-1]) if name in CUDA_PACKAGES), None)
     if first is not None and names[-1] != "__init__" and not _NOT_FOR_TORCH.search(source):
         yield ".".join(names[first:])
-
-
-def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
-    """The packages with objects of their own that a module imports."""
-    module = path.parent if path.name == "__init__.py" else path.with_suffix("")
-    for found in _IMPORT_OF_OBJECTS.finditer(source):
-        yield module.parent.name, module.name, (found[1] or found[2]).decode()
 
 
 def _flags(source: bytes) -> Iterator[str]:

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 
 from acclimate_port.source.calls_by_text import IMPORTING
 from acclimate_port.source.known_packages import KNOWN
+from acclimate_port.source.named_in_texts import NamedInTexts, Names
 from acclimate_port.source.survey import Survey
-from acclimate_port.source.tree import last_python_name, module_of, python_nodes
+from acclimate_port.source.tree import module_of, python_nodes, text_of
 
 MODULE = "<module>"
 _HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -24,8 +25,6 @@ _NATIVE = re.compile(r"_C$|_ext$")
 """Names of compiled modules."""
 _GENERATED = re.compile(r"version|_pb2(_grpc)?$")
 """Names of modules that are generated, and have nothing to do with devices."""
-_STEPS = 4
-"""How many steps lead from a text to its start."""
 _OPERATORS_OF_TORCH = {
     *("aten", "prims", "prim", "quantized", "torchvision", "torchaudio", "higher_order", "inductor"),
     *("_c10d_functional", "c10d_functional", "c10d", "rngprims", "mkldnn", "fsdp", "symm_mem"),
@@ -45,18 +44,14 @@ def unknown_code(source: str | bytes, known: Survey) -> dict[str, int]:
     if module is None:
         return {}
     names = {name for node in python_nodes(module) for name in _unknown_names(node, known)}
-    texts = _texts(module)
+    lines = _lines_of_texts(text_of(source), module, known)
     homes = [(one.name if isinstance(one, _HOMES) else MODULE, one) for one in module.body]
     found: dict[str, list[int]] = defaultdict(list)
     for home, statement in homes:
         for node in python_nodes(statement):
             is_use = isinstance(node, ast.Name) and node.id in names
-            if (
-                is_use
-                or _is_operator(node)
-                or _imports_any(node, texts, known)
-                or any(_unknown_names(node, known))
-            ):
+            is_import = isinstance(node, ast.Call) and node.lineno in lines
+            if is_use or is_import or _is_operator(node) or any(_unknown_names(node, known)):
                 found[home].append(node.lineno)  # type: ignore[attr-defined]
     if "*" in names:  # any name may be one of them
         found |= {home: found[home] or [min(found[MODULE])] for home, _ in homes}
@@ -95,34 +90,24 @@ def _is_unknown_part(module: str, name: str, known: Survey) -> bool:
     return not may_define and name not in known.modules
 
 
-def _texts(module: ast.Module) -> dict[str, ast.expr]:
-    """The last value that the file gives each name."""
-    assigned = (one for one in python_nodes(module) if isinstance(one, ast.Assign))
+def _lines_of_texts(text: str, module: ast.Module, known: Survey) -> set[int]:
+    """The lines that import a module by a text, which may be of an unknown package.
+
+    Where nothing is known of the text, the file may have a table of the project's modules.
+    """
+    if not any(word in text for word in IMPORTING):
+        return set()
+    named = NamedInTexts(text, module).lines()
+    is_own = any(
+        one.names is not Names.ANY and one.text.partition(".")[0] in ("", *known.modules) for _, one in named
+    )
+    packages = KNOWN | known.modules | {""}
     return {
-        target.id: one.value for one in assigned for target in one.targets if isinstance(target, ast.Name)
+        line
+        for line, one in named
+        if (one.names is Names.ANY and not is_own)
+        or (one.names is Names.MODULE and one.text.partition(".")[0] not in packages)
     }
-
-
-def _imports_any(node: ast.AST, texts: dict[str, ast.expr], known: Survey) -> bool:
-    """Whether a call imports a module whose name is computed, and may be of any package."""
-    if not isinstance(node, ast.Call) or not node.args or last_python_name(node.func) not in IMPORTING[:2]:
-        return False
-    start: ast.AST = node.args[0]
-    for _ in range(_STEPS):
-        if isinstance(start, ast.Name):
-            start = texts.get(start.id, start)
-        elif isinstance(start, ast.JoinedStr):
-            start = start.values[0]
-        elif isinstance(start, ast.BinOp):
-            start = start.left
-        elif isinstance(start, ast.Call) and last_python_name(start.func) in ("format", "replace"):
-            start = start.func.value if isinstance(start.func, ast.Attribute) else start
-        elif isinstance(start, ast.FormattedValue):
-            start = start.value
-    text = start.value if isinstance(start, ast.Constant) else None
-    if isinstance(text, str) and (text.startswith(".") or not _is_unknown(text.partition(".")[0], known)):
-        return False
-    return last_python_name(start) not in ("__name__", "__package__")
 
 
 def _is_operator(node: ast.AST) -> bool:
