@@ -41,6 +41,11 @@ Safe and unsafe edits:
   file has a branch for a device, that device still takes it.
 - A branch on missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, is not edited, nor is a list that it
   guards. An edit that would keep it from finding the device is unsafe.
+- What chooses a device is safe only in a program of which all code is known: torch, packages of a table
+  (`source/known_packages.py`) that follow torch's devices or compute on the host, Python, and files that the tool was
+  given. One package that the table does not have, a compiled module or an operator of the project's own
+  (`torch.ops.own.f`) makes it unsafe, and the reason names the line. So does a module whose name the program computes
+  from nothing known, and a file of settings that a device or a flag is written to.
 - A device's name that goes to a library other than torch is not edited, or the edit is unsafe. So is a device beside
   code that gives a tensor's memory or device to TensorRT, ONNX Runtime, CuPy or PyCUDA, or that calls a function which
   chooses CUDA or the CPU by itself (`torchsummary.summary(model, size)`, Lightning's `Trainer()`), or that gets the

@@ -125,7 +125,7 @@ SETUP = f"import {{module}}\nimport torch\n\n\ndef setup(args):\n    args['devic
     [
         ("dgl", "bg", Status.UNSAFE),
         ("dgllife", "batch_graph", Status.UNSAFE),
-        ("dgl", "x", Status.CONVERTED),
+        ("dgl", "x", Status.UNSAFE),
         ("networkx", "bg", Status.CONVERTED),
     ],
 )

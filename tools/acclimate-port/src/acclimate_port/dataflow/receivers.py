@@ -12,6 +12,7 @@ import libcst as cst
 from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import calls_of, parameter_of, reads_of, uses_of
 from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_MODULES, OWN_OBJECTS
+from acclimate_port.source.known_packages import BUILT_ON_TORCH, FOLLOW_TORCH, KEEP_SETTINGS, OF_OTHERS
 from acclimate_port.source.tree import (
     called_name,
     dotted,
@@ -24,27 +25,9 @@ from acclimate_port.source.tree import (
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
 
-_OF_TORCH = {
-    *("torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchrl", "torchmetrics", "torchao"),
-    *("torchtune", "torchtitan", "functorch", "torch_geometric", "torch_scatter", "torch_sparse", "ignite"),
-    *("transformers", "diffusers", "accelerate", "peft", "trl", "safetensors", "timm", "optimum", "lm_eval"),
-    *("deepspeed", "acclimate", "lightning", "lightning_fabric", "pytorch_lightning", "fairscale", "fairseq"),
-    *("monai", "kornia", "botorch", "gpytorch", "pyro", "open_clip", "clip", "mmcv", "mmengine", "einops"),
-    *("lpips", "piq", "huggingface_hub", "skorch", "flair", "stable_baselines3", "pytorch3d", "tensordict"),
-    *("detectron2", "segment_anything", "sentence_transformers", "nemo", "megatron"),
-}
-"""Packages that give a device's name to torch."""
-OF_OTHERS = {
-    *("faster_whisper", "ctranslate2", "whisperx", "xgboost", "lightgbm", "catboost", "onnxruntime", "onnx"),
-    *("sklearn", "spacy", "thinc", "tokenizers", "jax", "jaxlib", "tensorflow", "cupy", "cuml", "cudf"),
-    *("numba", "llama_cpp", "paddle", "paddleocr", "mxnet", "openvino", "tensorrt", "warp", "taichi"),
-    *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr", "ultralytics"),
-    "torchcodec",
-}
-"""Packages with devices of their own, which do not know torch's names for other accelerators."""
 LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 """Packages that give torch a device, but refuse names of accelerators that are not in a list of their own."""
-_KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
+_KNOWN = {*FOLLOW_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
 """Packages that keep a device's name as it is, or give it to torch."""
 _OF_CUDA_ALONE = {
     f"torchvision.io.{module}{name}"
@@ -52,14 +35,6 @@ _OF_CUDA_ALONE = {
     for name in ("decode_jpeg", "decode_image", "encode_jpeg")
 }
 """Functions built on torch that take no other device than CUDA's and the CPU."""
-KEEP_SETTINGS = {
-    *("wandb", "mlflow", "neptune", "comet_ml", "swanlab", "clearml", "aim", "tensorboard", "tensorboardX"),
-    *("yaml", "ruamel", "toml", "tomli_w", "orjson", "omegaconf", "hydra", "easydict", "munch", "addict"),
-    *("ml_collections", "yacs", "box", "absl", "gin", "fire", "tyro", "jsonargparse", "simple_parsing"),
-    *("draccus", "sacred", "attrs", "cattrs", "loguru", "rich", "tabulate", "prettytable", "tqdm"),
-    *("numpy", "pandas", "ray", "optuna", "submitit", "dill", "cloudpickle", "joblib", "six", "typeguard"),
-}
-"""Packages that store, show or pass on settings, and choose no device by them."""
 _HOLDERS = {"dict", "Namespace", "SimpleNamespace", "EasyDict", "Munch", "Box", "create", "Dict"}
 """Classes and functions that make an object with settings of their arguments."""
 _COPIES = {"vars", "dict", "asdict", "copy", "deepcopy", "list", "tuple", *_HOLDERS}
@@ -194,7 +169,7 @@ def _is_own_class(file: SourceFile, call: cst.Call) -> bool:
 def uses_torch(file: SourceFile) -> bool:
     """Whether a file names torch, or imports a package that is built on it."""
     packages = {package for statement in file.tree.imports for package in packages_of(statement)}
-    return "torch" in file.names or not _OF_TORCH.isdisjoint(packages)
+    return "torch" in file.names or not BUILT_ON_TORCH.isdisjoint(packages)
 
 
 def moves_for_others(file: SourceFile, device: cst.CSTNode) -> str:

@@ -128,10 +128,9 @@ class Across:
             self._relying[_LOAD].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
+                self._relying[Symbol(Kind.UNKNOWN, text)].append(index)
             if home := self._outermost(decisions[index].finding.node):
                 self._relying[Symbol(Kind.USE, f"here:{home}")].append(index)
-            for name in self._operators_called:
-                self._relying[Symbol(Kind.OPERATOR, f"any:{name}")].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
@@ -230,10 +229,6 @@ class Across:
         for question, text in self._questions_that_stay():
             add(Symbol(Kind.ANSWER, text), question)
         registered = kernels_registered(self._file)
-        for call in registered:
-            names = (string_value(one.value) for one in call.args)
-            for name in (one for one in names if one is not None):
-                add(Symbol(Kind.OPERATOR, f"any:{name.rpartition(':')[2]}"), self._file.span(call))
         called = self._file.attributes.get("ops", ()) if registered else ()
         for node in (*registered, *called):
             for text in (*self._homes_of(node), *self._decorated(node)):
@@ -268,13 +263,6 @@ class Across:
             function = self._file.tree.function(finding.node) if finding.node is not None else None
             if isinstance(function, cst.FunctionDef) and asks_for_device(self._file, finding):
                 yield finding.place, of_function(self._file, function)
-
-    @cached_property
-    def _operators_called(self) -> set[str]:
-        """The names of the operators that the file calls: ``f`` of ``torch.ops.own.f(x)``."""
-        chains = (one for one in self._file.tree.of_type(cst.Attribute) if "ops" in self._file.attributes)
-        full = (self._file.tree.qualified(one) or "" for one in chains)
-        return {name.split(".")[3] for name in full if name.startswith("torch.ops.") and name.count(".") > 2}
 
     def _decorated(self, node: cst.CSTNode) -> Iterator[str]:
         """The function that a call is a decorator of."""

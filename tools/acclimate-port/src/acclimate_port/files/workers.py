@@ -44,6 +44,7 @@ from acclimate_port.source.settings_files import (
 )
 from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import module_of, parse_as_python, text_of
+from acclimate_port.source.unknown_code import unknown_code
 
 _FEW_FILES = 4
 _PROGRAMS = (".py", ".ipynb")
@@ -383,6 +384,8 @@ def _with_values(facts: Facts, source: str | bytes, known: Survey, sites: Sequen
     has_graphs = any(library in OF_GRAPHS for _, _, library in known.own_objects)
     bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers, has_graphs=has_graphs)
     stays |= {Symbol(Kind.BOUND, f"here:{home}"): line for home, line in bound.items()}
+    unknown = unknown_code(source, known)
+    stays |= {Symbol(Kind.UNKNOWN, f"here:{home}"): line for home, line in unknown.items()}
     stays |= {Symbol(Kind.FLOAT64, text): line for text, line in found.given.items()}
     if line := line_that_needs_cuda(source, known.extensions_of_cuda):
         stays[Symbol(Kind.IMPORT, f"here:{MODULE}")] = line

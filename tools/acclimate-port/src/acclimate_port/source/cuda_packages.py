@@ -77,6 +77,23 @@ OPERATORS = (
         "pykeops",
     ),
     *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin", "nvidia.dali"),
+    *(
+        f"torch_geometric.nn.{name}"
+        for name in (
+            "knn",
+            "knn_graph",
+            "radius",
+            "radius_graph",
+            "fps",
+            "nearest",
+            "knn_interpolate",
+            "voxel_grid",
+        )
+    ),
+    *(
+        f"torch_geometric.nn.{name}"
+        for name in ("DynamicEdgeConv", "XConv", "GravNetConv", "graclus", "SplineConv")
+    ),
     *("natten", "k2", "torchaudio.functional.forced_align", "torchaudio.functional.rnnt_loss"),
     *("torchaudio.transforms.RNNTLoss", "torchaudio.models.decoder"),
     *("horovod", "warpctc_pytorch", "warprnnt_pytorch", "spatial_correlation_sampler", "inplace_abn"),

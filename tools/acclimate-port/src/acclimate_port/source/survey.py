@@ -221,6 +221,12 @@ class Survey:
     resources: frozenset[str] = frozenset()
     """The names by which files tell a scheduler such as Ray of GPUs, and where their values come from."""
 
+    with_code: frozenset[str] = frozenset()
+    """The names of the modules, and of the packages with an ``__init__.py``: not those of mere folders."""
+
+    built: frozenset[str] = frozenset()
+    """The names of all extensions that a build script builds, also of those that modules are named like."""
+
     @cached_property
     def backends_used(self) -> frozenset[str]:
         """The names of options and variables whose value torch.distributed gets, also through others."""
@@ -257,6 +263,7 @@ class Survey:
             self,
             classes=frozenset((name, "Module") for name in self._module_classes),
             backends=frozenset((name, "") for name in self.backends_used),
+            built=self.extensions,
             extensions=self.extensions - self.modules,
             extensions_of_cuda=self.extensions_of_cuda - self.modules,
         )
@@ -334,6 +341,9 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         b"autocast" in source and _CASTS_TO_OTHERS.search(source) is not None,
         frozenset((one[1].decode(), one[2].decode()) for one in _PARTS.finditer(source)),
         resources_given(source),
+        frozenset(
+            [path.parent.name if path.name == "__init__.py" else path.stem] if path is not None else []
+        ),
     )
 
 
