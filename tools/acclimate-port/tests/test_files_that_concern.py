@@ -11,6 +11,8 @@ from acclimate_port.files.workers import port_files
 
 NOTHING = {
     "a load to a device": "import torch\n\nstate = torch.load(\n    path(1),\n    map_location=torch.device('cpu'),\n)\n",
+    "a load that no module gets": "import torch\n\ndata, slices = torch.load(path)\n",
+    "the device of a tensor named after an index": "import torch\n\ny = x.to(edge_index.device)\n",
     "another library": "import numpy as np\n\nx = np.ones(3)\n",
 }
 SOMETHING = {
@@ -19,9 +21,11 @@ SOMETHING = {
     "a device": "import torch\n\nx = torch.ones(3, device='cuda')  # on the device\n",
     "a flag": "import torch\n\nuse_cuda = True\n",
     "a move before a comment": "import torch\n\nx.cuda()  # acclimate: ignore[ACC201]\n",
+    "the first device": "import torch\n\ny = x.to(0)\n",
+    "a device by its number": "import torch\n\ny = x.to(args.gpu_id)\n",
     "settings": "model:\n  device: cuda\n",
-    "a load": "import torch\n\nstate = torch.load(path)\n",
-    "one of two loads": "import torch\n\na = torch.load(p, map_location='cpu')\nb = torch.load(p)\n",
+    "a load": "import torch\n\nmodel.load_state_dict(torch.load(path))\n",
+    "one of two loads": "import torch\n\na = torch.load(p, map_location='cpu')\nb = torch.load(p)\nw.copy_(b)\n",
     "a text with a sign for a comment": "import torch\n\nx = '#'; y = x.cuda()\n",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     except PortError as error:
         sys.stderr.write(f"acclimate port: error: {error}\n")
         return USER_ERROR
+    finally:
+        gc.freeze()  # else Python looks for cycles in all syntax trees before it ends
 
 
 def _port(args: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import Span, parse_as_python
 from acclimate_port.source_file import SourceFile
 
-_INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
+_INDEX = rb"(?:\d+|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 _TRAINERS = tuple(name.encode() for name in IN_TEXTS)
 _TORCH = (
     *(b"torch", b"nccl", b"cuda", b"deepspeed", b"nvidia-smi", b"nvml", b"gputil", b"gpustat", b"nvitop"),
@@ -47,7 +47,9 @@ _WORDS = (
     *(b"autocast_gpu", b"autocast_enabled", b"lightning", b"torch.load("),
     *_TRAINERS,
 )
-_FORMS = re.compile(rb"\bdata_parallel\(|device_ids?\b|\.to\(\s*" + _INDEX + rb"|device\s*[=(]\s*" + _INDEX)
+_FORMS = re.compile(
+    rb"\bdata_parallel\(|device_ids?\b|(?:\.to\(\s*|device\s*[=(]\s*)" + _INDEX + rb"(?!\s*\.|\w)"
+)
 _PACKAGE_WORDS = tuple(name.lower().encode() for name in sorted((*CUDA_PACKAGES, *OPERATORS)))
 _PACKAGES = re.compile(rb"\b(?:" + b"|".join(map(re.escape, _PACKAGE_WORDS)) + rb")\b")
 """A file without any of these has nothing to port; a quick test that needs no syntax tree.
@@ -56,6 +58,8 @@ Looking for plain words takes a tenth of the time of a pattern, so the patterns 
 """
 
 _LOAD = b"torch.load("
+_COPIES = (b"load_state_dict", b"copy_")
+"""What a checkpoint must come to, so that it may be loaded to another device."""
 _LONGEST_CALL = 600
 
 _IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
@@ -132,7 +136,7 @@ def may_concern(source: bytes) -> bool:
     words = {word for word in _WORDS if word in text}
     if words - {_LOAD} or _FORMS.search(text) is not None:
         return True
-    if _LOAD in words and _loads_to_where_saved(text):
+    if _LOAD in words and any(word in text for word in _COPIES) and _loads_to_where_saved(text):
         return True
     return any(name in text for name in _PACKAGE_WORDS) and _PACKAGES.search(text) is not None
 
@@ -298,8 +302,9 @@ def _claim_chain(node: cst.CSTNode, claimed: set[int]) -> None:
 def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> tuple[Decisions, Facts]:
     decisions = Decisions(file, (_alone(file, finding, settings) for finding in findings))
     across = Across(file, decisions)
-    across.doubt(settings.elsewhere)
-    decide(file, decisions)
+    if findings:
+        across.doubt(settings.elsewhere)
+        decide(file, decisions)
     facts = across.facts()
     for decision in decisions:
         if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:

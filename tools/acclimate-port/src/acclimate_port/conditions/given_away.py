@@ -194,7 +194,9 @@ def _package_held(file: SourceFile, function: cst.CSTNode) -> str:
     if isinstance(function, cst.Name):
         waiting = [*file.bound_values(function)]
     for _ in range(_MOST):
-        value = waiting.pop() if waiting else None
+        if not waiting:
+            break
+        value = waiting.pop()
         if isinstance(value, cst.Subscript):
             table = value.value
             waiting += file.bound_values(table) if isinstance(table, cst.Name) else [table]

@@ -672,13 +672,11 @@ class Across:
                 if type(node) in _MAY_NOT_RUN:
                     continue
                 found[id(node)] = text
-                children = child_nodes(node)
-                if isinstance(node, cst.IndentedBlock):
-                    returns = (
-                        n for n, one in enumerate(node.body) if isinstance(one, cst.If) and leaves(one.body)
-                    )
-                    children = list(node.body[: next(returns, None)])
-                waiting += children
+                if type(node) is not cst.IndentedBlock:
+                    waiting += child_nodes(node)
+                    continue
+                returns = (n for n, one in enumerate(node.body) if type(one) is cst.If and leaves(one.body))
+                waiting += node.body[: next(returns, None)]
         return found
 
     # -- what passes it on -------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ import gc
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import libcst as cst
 
@@ -124,12 +126,12 @@ def port_files(
     if known.device_options:  # a user who follows these names a device that a guard replaces
         known = replace(known, device_options=known.device_options - options_said(paths))
     settings = replace(settings, survey=known)
-    looks = _Looks()
-    with _without_collector():
-        for result in _port_each(dict.fromkeys(hopeful, settings), jobs, looks):
+    with _without_collector(), _Processes(settings, jobs) as processes:
+        for result in processes.port({path: {} for path in hopeful}):
             results[result.path] = result
             done()
-        _port_again(paths, beside, results, settings, jobs, looks)
+        results = {path: results[path] for path in paths if path in results}  # in the same order each time
+        _port_again(paths, beside, results, settings, processes)
     for path in hopeful:
         if apply and results[path].changed:
             results[path] = _written(results[path])
@@ -150,22 +152,33 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            gc.freeze()  # as old objects, so that the search does not go over all of them now
             gc.enable()
+            gc.unfreeze()
+
+
+_Doubts: TypeAlias = Mapping[Symbol, str]
 
 
 class _Looks:
     """What this process found in each file that it may have to port again."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        """The most characters of the texts whose syntax trees are kept."""
         self._of_files: dict[Path, dict[str, Look]] = {}
         self._dropped = 0
         """The characters of the texts that were forgotten since memory was last freed."""
 
-    def of(self, path: Path) -> dict[str, Look]:
-        """What was found in the texts of a file, to which more is added."""
-        return self._of_files.setdefault(path, {})
+    def port(self, path: Path, settings: Settings) -> FileResult:
+        """Ports a file, which is not parsed again if it was ported before."""
+        result = port_file(path, settings, self._of_files.setdefault(path, {}))
+        if not result.facts.relies:
+            self._drop(path)
+        self._drop_oldest()
+        return result
 
-    def drop(self, path: Path) -> None:
+    def _drop(self, path: Path) -> None:
         """Forgets a file."""
         for text, look in self._of_files.pop(path, {}).items():
             self._dropped += len(text)
@@ -174,14 +187,131 @@ class _Looks:
             gc.collect()
             self._dropped = 0
 
-    def drop_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         """Forgets the files that were looked at first, as far as there are too many."""
         size = sum(len(text) for looks in self._of_files.values() for text in looks)
         for path in [*self._of_files]:
-            if size <= _MOST_KEPT:
+            if size <= self._most:
                 return
             size -= sum(map(len, self._of_files[path]))
-            self.drop(path)
+            self._drop(path)
+
+    def forget(self) -> None:
+        """Forgets all files, whose syntax trees Python's search for cycles would take longer to free."""
+        for path in [*self._of_files]:
+            self._drop(path)
+
+
+class _Processes:
+    """This process and others that port files; a file goes to the same one each time, which keeps its tree.
+
+    Args:
+        settings: the options.
+        jobs: how many processes there may be; with one, or for few files, this process ports them.
+    """
+
+    def __init__(self, settings: Settings, jobs: int) -> None:
+        self._settings, self._jobs = settings, jobs
+        self._looks = _Looks(_MOST_KEPT)
+        self._others: list[ProcessPoolExecutor] = []
+        self._homes: dict[Path, int] = {}
+        """The process that has ported a file, by its number among the others."""
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for other in self._others:
+            other.shutdown(cancel_futures=True)
+        self._looks.forget()
+
+    def port(self, doubts: Mapping[Path, _Doubts], concerns_all: bool = False) -> Iterator[FileResult]:
+        """Ports files, and gives each result as soon as it is there.
+
+        Args:
+            doubts: the files, each with what stays in others, see :class:`acclimate_port.engine.Settings`.
+            concerns_all: see there.
+        """
+        new = [path for path in doubts if path not in self._homes]
+        if len(new) > _FEW_FILES and self._jobs > 1 and not self._others:
+            self._others = [self._start() for _ in range(min(self._jobs, len(new)))]
+        if len(new) <= _FEW_FILES or not self._others:
+            for path in new:
+                yield self._looks.port(path, _with(self._settings, doubts[path], concerns_all))
+            new = []
+        # The longest files go first, so that no process works on one while the others are idle. Each has a
+        # second one waiting, so that it need not wait for this process.
+        queue = deque(sorted(new, key=_size, reverse=True))
+        numbers = [*range(len(self._others))] * 2
+        firsts = [(queue.popleft(), number) for number in numbers[: len(queue)]]
+        known = [(path, self._homes[path]) for path in doubts if path in self._homes]
+        running = dict(
+            self._submit(path, number, doubts[path], concerns_all) for path, number in [*firsts, *known]
+        )
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                path, number, process = running.pop(future)
+                if queue:
+                    following = queue.popleft()
+                    running |= [self._submit(following, number, doubts[following], concerns_all)]
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    self._replace(number, process)
+                    yield _port_in_new_process(path, _with(self._settings, doubts[path], concerns_all))
+
+    def _start(self) -> ProcessPoolExecutor:
+        kept = _MOST_KEPT // self._jobs
+        return ProcessPoolExecutor(1, initializer=_begin, initargs=(self._settings, kept))
+
+    def _submit(
+        self, path: Path, number: int, doubts: _Doubts, concerns_all: bool
+    ) -> tuple[Future[FileResult], tuple[Path, int, ProcessPoolExecutor]]:
+        process = self._others[number]
+        try:
+            future = process.submit(_port_here, path, doubts, concerns_all)
+        except BrokenProcessPool:
+            process = self._replace(number, process)
+            future = process.submit(_port_here, path, doubts, concerns_all)
+        self._homes[path] = number
+        return future, (path, number, process)
+
+    def _replace(self, number: int, killed: ProcessPoolExecutor) -> ProcessPoolExecutor:
+        """Starts another process in place of one that was killed, if that has not been done."""
+        if self._others[number] is killed:
+            killed.shutdown()
+            self._others[number] = self._start()
+        return self._others[number]
+
+
+def _with(settings: Settings, doubts: _Doubts, concerns_all: bool) -> Settings:
+    return replace(settings, elsewhere=doubts, concerns_all=concerns_all)
+
+
+_settings = Settings()
+_looks = _Looks(0)
+"""What a process that ports files for another one has got and found; not used in that one."""
+
+
+def _begin(settings: Settings, kept: int) -> None:
+    """Makes a process ready to port files."""
+    global _settings, _looks
+    _settings, _looks = settings, _Looks(kept)
+    gc.disable()  # as in the process that started it, see _without_collector
+    gc.freeze()
+
+
+def _port_here(path: Path, doubts: _Doubts, concerns_all: bool) -> FileResult:
+    return _looks.port(path, _with(_settings, doubts, concerns_all))
+
+
+def _port_in_new_process(path: Path, settings: Settings) -> FileResult:
+    """Ports one file in a new process, after a worker with several files was killed."""
+    try:
+        with ProcessPoolExecutor(max_workers=1) as pool:
+            return pool.submit(port_file, path, settings).result()
+    except BrokenProcessPool:
+        return FileResult(path, failure="its worker process was killed; run again with this file alone")
 
 
 def _port_again(
@@ -189,8 +319,7 @@ def _port_again(
     beside: Sequence[Path],
     results: dict[Path, FileResult],
     settings: Settings,
-    jobs: int,
-    looks: _Looks,
+    processes: _Processes,
 ) -> None:
     """Ports those files again whose edits rely on code of others that stays, until no more are found."""
     doubts: dict[Path, dict[Symbol, str]] = {}
@@ -218,18 +347,19 @@ def _port_again(
 
     first = project()
     between = first.between(_words)
-    asked = replace(settings, concerns_all=True)
     # They are not ported, so nothing in them relies on others.
-    asked_of = _port_each(dict.fromkeys(between, asked), jobs, looks)
-    others |= {one.path: replace(one.facts, relies=frozenset()) for one in asked_of}
+    asked = {
+        one.path: replace(one.facts, relies=frozenset())
+        for one in processes.port({path: {} for path in between}, concerns_all=True)
+    }
+    others |= {path: asked[path] for path in between}
     for at in range(_MOST_ROUNDS):
         found = (first if not at and not between else project()).doubts()
         if not found:
             return
         for path, own in found.items():
             doubts[path] = {**own, **doubts.get(path, {})}
-        waiting = {path: replace(settings, elsewhere=doubts[path]) for path in found}
-        for result in _port_each(waiting, jobs, looks):
+        for result in processes.port({path: doubts[path] for path in found}):
             facts = replace(result.facts, outline=results[result.path].facts.outline)
             results[result.path] = replace(result, facts=facts)
 
@@ -320,47 +450,8 @@ def _words(path: Path) -> set[str]:
     return {word.decode() for word in _WORD.findall(_bytes(path))}
 
 
-def _port_each(settings_of: Mapping[Path, Settings], jobs: int, looks: _Looks) -> Iterator[FileResult]:
-    """Ports files, each with its settings; those that this process ported before are not parsed again."""
-    paths = list(settings_of)
-    if jobs <= 1 or len(paths) <= _FEW_FILES:
-        for path in paths:
-            result = port_file(path, settings_of[path], looks.of(path))
-            if not result.facts.relies:
-                looks.drop(path)
-            looks.drop_oldest()
-            yield result
-        return
-    # The longest files go first, so that no process works on one while the others are idle.
-    ordered = sorted(paths, key=_size, reverse=True)
-    remaining = set(ordered)
-    try:
-        with ProcessPoolExecutor(
-            min(jobs, len(ordered)), initializer=gc.enable
-        ) as pool:  # fork leaves it off
-            futures: dict[Future[FileResult], Path] = {
-                pool.submit(port_file, path, settings_of[path]): path for path in ordered
-            }
-            for future in as_completed(futures):
-                result = future.result()
-                remaining.discard(futures[future])
-                yield result
-    except BrokenProcessPool:
-        for path in sorted(remaining):
-            yield _port_in_new_process(path, settings_of[path])
-
-
 def _is_in_package(path: Path) -> bool:
     return (path.parent / "__init__.py").exists()
-
-
-def _port_in_new_process(path: Path, settings: Settings) -> FileResult:
-    """Ports one file in a new process, after a worker with several files was killed."""
-    try:
-        with ProcessPoolExecutor(max_workers=1) as pool:
-            return pool.submit(port_file, path, settings).result()
-    except BrokenProcessPool:
-        return FileResult(path, failure="its worker process was killed; run again with this file alone")
 
 
 def _size(path: Path) -> int:

@@ -10,7 +10,7 @@ from acclimate_port.new_code.edits import insert
 from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule
 from acclimate_port.source.tree import called_name, dotted
 from acclimate_port.source.values import methods
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 _DATA_PARALLEL = {
     *("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"),
@@ -135,15 +135,21 @@ def _is_unwrapped(value: cst.CSTNode | None, name: cst.Name) -> bool:
 
 def _own_data_parallel(file: SourceFile, name: cst.BaseExpression) -> list[cst.ClassDef]:
     """The classes of the file that a name may be, if each is a subclass of torch's ``DataParallel``."""
-    bound = (
-        [assignment.node for assignment in file.tree.assignments(name)] if isinstance(name, cst.Name) else []
-    )
+    if not isinstance(name, cst.Name) or name.value not in _own_names(file):
+        return []
+    bound = [assignment.node for assignment in file.tree.assignments(name)]
     own = [
         definition
         for definition in bound
         if isinstance(definition, cst.ClassDef) and _is_data_parallel(file, definition)
     ]
     return own if len(own) == len(bound) else []
+
+
+@kept
+def _own_names(file: SourceFile) -> set[str]:
+    """The names of the file's classes that are subclasses of torch's ``DataParallel``."""
+    return {one.name.value for one in file.tree.of_type(cst.ClassDef) if _is_data_parallel(file, one)}
 
 
 def _is_data_parallel(file: SourceFile, definition: cst.ClassDef) -> bool:

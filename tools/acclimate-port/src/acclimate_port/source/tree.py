@@ -238,6 +238,7 @@ class Tree:
         self.module, self._added = _parsed(text)
         self._parents: dict[int, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
+        """Each node before those in it, and otherwise from the end of the source to its start."""
         self._of_type: dict[type, list[cst.CSTNode]] = defaultdict(list)
         waiting: list[cst.CSTNode] = [self.module]
         children: dict[int, list[cst.CSTNode]] = {}
@@ -559,16 +560,20 @@ class Tree:
         bound = [one for one in found if isinstance(one, Assignment)]
         key = min(map(id, bound), default=id(None))
         if key not in self._bindings:
-            bound.sort(key=lambda one: (self._start(one.node), one._index))
+            bound.sort(key=lambda one: (self._place(one.node), one._index))
             reads = {id(read.node): read.node for one in bound for read in one.references}
-            in_order = sorted(reads.values(), key=self._start)
+            in_order = sorted(reads.values(), key=self._place)
             definitions = [one.node for one in bound if isinstance(one.node, (cst.FunctionDef, cst.ClassDef))]
             self._bindings[key] = Binding(tuple(bound), tuple(in_order), tuple(definitions))
         return self._bindings[key]
 
-    def _start(self, node: cst.CSTNode) -> int:
-        place = self._spans.get(id(node))
-        return 0 if place is None else place.start
+    def _place(self, node: cst.CSTNode) -> int:
+        """Orders nodes as the source does, of which none is in another one; without :attr:`_spans`."""
+        return self._places.get(id(node), -len(self.nodes))  # a node of an annotation in a string
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {id(node): -number for number, node in enumerate(self.nodes)}
 
     def assignments(self, name: cst.Name) -> Sequence[Assignment]:
         """Every binding of a name in the scope where it is looked up."""
@@ -709,9 +714,9 @@ def _tokens_in_fields(literal: str, start: int) -> Iterator[_Token]:
         at += 1
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def parse_as_python(text: str | bytes) -> ast.Module:
-    """The tree of a text by this Python's own parser, without its warnings; of one text it is made once.
+    """The tree of a text by this Python's own parser, without its warnings; the last two trees are kept.
 
     Raises:
         SyntaxError, ValueError: it is not this Python's source.
@@ -796,7 +801,7 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def child_nodes(node: cst.CSTNode) -> list[cst.CSTNode]:
-    """The children of a node, without white space, which no rule needs."""
+    """The children of a node in source order, without white space, which no rule needs."""
     found: list[cst.CSTNode] = []
     for name in _fields(type(node)):
         value = getattr(node, name)
@@ -824,8 +829,25 @@ def _is_node(kind: type) -> bool:
 
 @cache
 def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    """The names of a class's fields that may hold nodes, as the source orders them."""
     names = [field.name for field in fields(kind)]
+    first = [name for name in _SOURCE_ORDER.get(kind, ()) if name in names]
+    names = [*first, *(name for name in names if name not in first)]
     return tuple(name for name in names if name not in _WHITE_SPACE and not name.startswith("whitespace"))
+
+
+_HANDLER = ("type", "name", "body")
+_SOURCE_ORDER: dict[type[cst.CSTNode], tuple[str, ...]] = {
+    cst.FunctionDef: ("decorators", "name", "type_parameters", "params", "returns", "body"),
+    cst.ClassDef: ("decorators", "name", "type_parameters", "bases", "keywords", "body"),
+    cst.IfExp: ("body", "test", "orelse"),
+    cst.Arg: ("keyword", "value"),
+    cst.Parameters: ("posonly_params", "params", "star_arg", "kwonly_params", "star_kwarg"),
+    cst.ExceptHandler: _HANDLER,
+    cst.ExceptStarHandler: _HANDLER,
+    cst.MatchCase: ("pattern", "guard", "body"),
+}
+"""The fields of the classes that libcst defines in another order."""
 
 
 _WHITE_SPACE = frozenset(
