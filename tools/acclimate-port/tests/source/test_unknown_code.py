@@ -20,6 +20,11 @@ KNOWN = {
     "the project": ("from net import Net", "Net().to(device)(x.to(device))"),
     "a module of the project's package": ("from parts.layer import Layer", "Layer().to(device)"),
     "an operator of torch": ("", "torch.ops.aten.relu(x.to(device))"),
+    "code of torch's hub": ("", "torch.hub.load('pytorch/vision', 'resnet18').to(device)"),
+    "a model without code of its own": (
+        "from transformers import AutoModel",
+        "AutoModel.from_pretrained('own', trust_remote_code=False).to(device)",
+    ),
     "a generated module": ("from parts._version import version", "print(version, x.to(device))"),
 }
 UNKNOWN = {
@@ -44,6 +49,17 @@ UNKNOWN = {
     "a compiled module": ("from parts import _C", "_C.run(x.to(device))"),
     "a compiled module in a folder": ("from csrc.fast import run", "run(x.to(device))"),
     "an operator of the project's own": ("", "torch.ops.own.run(x.to(device))"),
+    "code of a hub": ("", "torch.hub.load('own/code', 'net').to(device)"),
+    "a compiled model": ("from torch import jit", "jit.load('net.pt', map_location=device)(x.to(device))"),
+    "an extension": (
+        "from glob import glob\n\nfrom torch.utils.cpp_extension import load",
+        "load('fast', sources=glob('*.c*')).run(x.to(device))",
+    ),
+    "code of a model's authors": (
+        "from transformers import AutoModel",
+        "AutoModel.from_pretrained('own', trust_remote_code=True).to(device)",
+    ),
+    "an operator by another name": ("from torch import ops", "ops.own.run(x.to(device))"),
     "another file": ("from helper import run", "run(x.to(device))"),
 }
 FILES = {

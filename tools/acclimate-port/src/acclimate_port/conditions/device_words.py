@@ -12,6 +12,7 @@ from acclimate_port.conditions.given_away import line_of_file, text_with
 from acclimate_port.conditions.placements import outermost_function
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.literals import is_compared_device
+from acclimate_port.dataflow.receivers import unknown_receiver
 from acclimate_port.dataflow.uses import LOOK_UP, uses_of
 from acclimate_port.source.calls_by_text import NAMED_AT, STARTING
 from acclimate_port.source.tree import called_name, dotted, string_value
@@ -42,10 +43,14 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
         return _IN_ENVIRONMENT
     if line := next(filter(None, (line_of_file(file, use) for use in uses_of(file, device))), 0):
         return f"line {line} writes it to a file, which another program may read"
+    if reason := unknown_receiver(file, device):
+        return reason
     for use in uses_of(file, device):
         if line := _line_of_attribute(file, use):
             return f"line {line} looks for a name, or runs a command, with the device in it"
         text = text_with(file, use)
+        if text is not None and (line := _line_of_text(file, text)):
+            return f"line {line} writes it to a file, which another program may read"
         if text is not None and (line := _line_of_load(file, text)):
             return f"line {line} reads a file that has the device in its name"
         if text is not None and (line := _line_of_name(file, text)):
@@ -65,6 +70,11 @@ def _line_of_name(file: SourceFile, text: cst.CSTNode) -> int:
         if given is not None and (given.index == NAMED_AT.get(given.name) or _runs(given.full, given.index)):
             return file.tree.line(file.span(given.call).start)
     return 0
+
+
+def _line_of_text(file: SourceFile, text: cst.CSTNode) -> int:
+    """The line in which a text is written to a file; 0 if it is not, or to the terminal."""
+    return next(filter(None, (line_of_file(file, use) for use in uses_of(file, text, computed=True))), 0)
 
 
 def _line_of_attribute(file: SourceFile, use: cst.CSTNode) -> int:

@@ -47,6 +47,7 @@ _TELLS = re.compile(
     re.IGNORECASE,
 )
 """Names of functions and classes that tell a person of something, or keep what is told."""
+_TERMINAL = re.compile(r"(sys\.)?std(out|err)\.|tqdm\.|st\.|click\.")
 _WRITES = re.compile(r"(^|_)(dump|write|writerows?|save|to_csv|to_json)(_|$)")
 """Functions that write a file of settings."""
 _OF_TORCH = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -308,7 +309,10 @@ def line_of_file(file: SourceFile, value: cst.CSTNode) -> int:
     """The line in which a value, or settings with it, are written to a file; 0 if they are not."""
     for held in (value, *holders_given(file, value)):
         given = file.tree.given_to(held)
-        if given is not None and _WRITES.search(given.name) and not given.full.startswith("torch."):
+        is_known = (
+            given is None or given.full.startswith("torch.") or _TERMINAL.match(dotted(given.call.func))
+        )
+        if given is not None and _WRITES.search(given.name) and not is_known:
             return file.tree.line(file.span(given.call).start)
     return 0
 

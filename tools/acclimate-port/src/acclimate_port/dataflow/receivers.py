@@ -22,7 +22,8 @@ from acclimate_port.source_file import SourceFile, kept
 
 LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 """Packages that give torch a device, but refuse names of accelerators that are not in a list of their own."""
-_KNOWN = {*FOLLOW_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
+_KEPT_BY = {"click", "typer", "pytest", "pydantic", "attr"}
+_KNOWN = {*FOLLOW_TORCH, *sys.stdlib_module_names, *_KEPT_BY}
 """Packages that keep a device's name as it is, or give it to torch."""
 _OF_CUDA_ALONE = {
     f"torchvision.io.{module}{name}"
@@ -30,6 +31,33 @@ _OF_CUDA_ALONE = {
     for name in ("decode_jpeg", "decode_image", "encode_jpeg")
 }
 """Functions built on torch that take no other device than CUDA's and the CPU."""
+_KEEP_VALUES = (
+    *(
+        "argparse",
+        "optparse",
+        "logging",
+        "warnings",
+        "functools",
+        "dataclasses",
+        "copy",
+        "typing",
+        "contextlib",
+    ),
+    *(
+        "collections",
+        "itertools",
+        "multiprocessing",
+        "threading",
+        "concurrent",
+        "queue",
+        "enum",
+        "types",
+        "abc",
+    ),
+    *("inspect", "pprint", "operator", "weakref", "traceback", "unittest", "asyncio", "builtins", "sys"),
+    *("os.getenv", "os.environ.get", "typing_extensions", "__future__", "re"),
+)
+"""Modules and functions of Python that give a device's name to nothing but the program, or to a message."""
 _HOLDERS = {"dict", "Namespace", "SimpleNamespace", "EasyDict", "Munch", "Box", "create", "Dict"}
 """Classes and functions that make an object with settings of their arguments."""
 _COPIES = {"vars", "dict", "asdict", "copy", "deepcopy", "list", "tuple", *_HOLDERS}
@@ -68,6 +96,37 @@ def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
     return None
 
 
+@kept
+def unknown_receiver(file: SourceFile, device: cst.CSTNode) -> str:
+    """Why a device, or an object that holds it, may reach code that is not known to take it; or ``""``."""
+    for use in uses_of(file, device):
+        for held in (use, *holders_given(file, use)):
+            given = file.tree.given_to(held)
+            full = full_name_of_method(file, given.call.func) if given is not None else ""
+            if given is not None and full and not _takes_devices(file, full):
+                line = file.tree.line(file.span(given.call).start)
+                is_other = full.partition(".")[0] in OF_OTHERS
+                why = "has its own names of devices" if is_other else "may do anything with a device's name"
+                return f"line {line} gives it to `{full}`, which {why}"
+    return ""
+
+
+def _takes_devices(file: SourceFile, full: str) -> bool:
+    """Whether a function is known to give a device to torch, to the program, or to a message."""
+    package = full.partition(".")[0]
+    is_known = package in FOLLOW_TORCH | KEEP_SETTINGS | _KEPT_BY or package in file.survey.modules
+    return is_known or f"{full}.".startswith(tuple(f"{one}." for one in _KEEP_VALUES))
+
+
+def full_name_of_method(file: SourceFile, function: cst.CSTNode) -> str:
+    """The full name of a function, or of a method of an object whose class is known; ``""`` of others."""
+    full = next(iter(file.tree.may_be(function)), "")
+    if full or not isinstance(function, cst.Attribute):
+        return full
+    package = package_of_object(file, function)
+    return f"{package}.{function.attr.value}" if package else ""
+
+
 def receiver_of_settings(file: SourceFile, held: cst.CSTNode) -> Receiver | None:
     """The library that gets an object with settings, and may choose a device by them."""
     given = file.tree.given_to(held)
@@ -92,7 +151,7 @@ def holders_given(file: SourceFile, value: cst.CSTNode) -> Iterator[cst.CSTNode]
             while isinstance(holder, (cst.Name, cst.Attribute, cst.Subscript)) and dotted(holder) not in _OWN:
                 wholes += file.tree.reads(holder)
                 holder = getattr(holder, "value", None)
-    elif isinstance(at, cst.DictElement):
+    elif isinstance(at, (cst.DictElement, cst.Element)):
         wholes += [around] if (around := file.tree.parent(at)) is not None else []
     elif isinstance(at, cst.Arg) and at.keyword is not None:
         call = file.tree.parent(at)
@@ -186,6 +245,9 @@ def package_of_object(file: SourceFile, method: cst.CSTNode) -> str:
     if isinstance(held, cst.Name):
         values = file.bound_values(held)
         held = values[0] if len(values) == 1 else None
+    elif isinstance(held, cst.Attribute) and dotted(held.value) in _OWN:
+        given = file.values.given_to_attributes.get(dotted(held), [])
+        held = given[0] if len(given) == 1 else None
     if not isinstance(held, cst.Call):
         return ""
     return next(iter(file.tree.may_be(held.func)), "").partition(".")[0]

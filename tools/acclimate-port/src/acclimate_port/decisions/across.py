@@ -9,7 +9,6 @@ What chooses a device also relies on what else the files that hold or import it 
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -87,10 +86,8 @@ _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 """Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
 _TRAINERS = (*LIGHTNING, *BY_CALL)
 """Libraries that run a program's own code on the device that they choose."""
-_BUILDERS = ("torch.utils.cpp_extension.load",)
 _TOOL = "nvidia-smi"
 _RAISE_WITHOUT_COMMAND = ("subprocess.check_output", "subprocess.check_call")
-_KERNELS = re.compile(r"\.cu[\"']|\bcuda_sources\b")
 _ACCESSES = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
 _MAY_NOT_RUN = (
     *(cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.For, cst.While),
@@ -621,23 +618,13 @@ class Across:
                 yield from ((index, text) for index in self._all.counted([later]) if index in placed)
 
     def _builds(self) -> Iterator[tuple[Symbol, Span]]:
-        """The functions that end a program without CUDA: they build an extension, or run NVIDIA's tools."""
+        """The functions that end a program without CUDA, as they run NVIDIA's tools."""
         file = self._file
         for call in file.tree.of_type(cst.Call) if _TOOL in file.tree.text else ():
             is_run = file.tree.qualified(call.func) in _RAISE_WITHOUT_COMMAND
             if is_run and _TOOL in file.tree.source(call) and not file.is_guarded(call):
                 around = [*file.tree.ancestors(call)]
                 if not any(isinstance(one, (cst.Try, cst.IfExp, cst.If)) for one in around):
-                    functions = (of_function(file, one) for one in around if isinstance(one, cst.FunctionDef))
-                    yield from ((Symbol(Kind.BUILD, text), file.span(call)) for text in functions)
-        if "cpp_extension" not in file.tree.text or not _KERNELS.search(file.tree.text):
-            return
-        for call in file.tree.of_type(cst.Call):
-            if (file.tree.qualified(call.func) or "").startswith(_BUILDERS):
-                around = [*file.tree.ancestors(call)]
-                tests = (one.test for one in around if isinstance(one, cst.If))
-                is_optional = any(isinstance(one, (cst.Try, cst.IfExp)) for one in around)
-                if not is_optional and all(_asks_for_first(file.tree.source(one)) for one in tests):
                     functions = (of_function(file, one) for one in around if isinstance(one, cst.FunctionDef))
                     yield from ((Symbol(Kind.BUILD, text), file.span(call)) for text in functions)
 
@@ -736,11 +723,6 @@ class Across:
         if reached and isinstance(value, cst.Attribute) and value.attr.value == "device":
             for text in sources(self._file, value.value):
                 yield Symbol(Kind.DEVICE, reached), Symbol(Kind.TENSOR, text)
-
-
-def _asks_for_first(test: str) -> bool:
-    """Whether a test asks if something is not made yet: ``ops is None``, ``not hasattr(self, "ops")``."""
-    return test.endswith("is None") or test.startswith("not ")
 
 
 def _after(function: str) -> Symbol:

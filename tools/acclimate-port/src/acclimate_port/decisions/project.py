@@ -40,7 +40,7 @@ _REASONS = {
     Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
     Kind.UNKNOWN: "{place} runs code of which nothing shows that it follows torch's devices",
     Kind.IMPORT: "{place}, without which this file cannot be imported, needs NVIDIA's GPUs or its compiler",
-    Kind.BUILD: "{place}, which runs before it, builds an extension for CUDA or runs NVIDIA's tools",
+    Kind.BUILD: "{place}, which runs before it, runs NVIDIA's tools",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",

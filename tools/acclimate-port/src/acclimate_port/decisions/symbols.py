@@ -71,7 +71,7 @@ class Kind(Enum):
     IMPORT = "import"
     """A file that cannot be imported without CUDA."""
     BUILD = "build"
-    """A function that builds an extension for CUDA, and raises where it cannot."""
+    """A function that runs NVIDIA's tools, and raises where there are none."""
     SPLIT = "split"
     """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"

@@ -24,8 +24,8 @@ FOLLOW_TORCH = {
     *("transformers", "diffusers", "accelerate", "peft", "trl", "safetensors", "timm", "optimum"),
     *("deepspeed", "acclimate", "lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities"),
     *("monai", "kornia", "botorch", "gpytorch", "linear_operator", "pyro", "open_clip", "clip", "einops"),
-    *("lpips", "piq", "huggingface_hub", "skorch", "flair", "stable_baselines3", "pytorch3d", "tensordict"),
-    *("segment_anything", "sentence_transformers", "torchdiffeq", "torchsde", "torchcde", "torchinfo"),
+    *("lpips", "piq", "huggingface_hub", "skorch", "pytorch3d", "tensordict"),
+    *("segment_anything", "torchdiffeq", "torchsde", "torchcde", "torchinfo"),
     *("fvcore", "iopath", "ptflops", "pytorch_msssim", "segmentation_models_pytorch", "efficientnet_pytorch"),
     *("pretrainedmodels", "loralib", "x_transformers", "rotary_embedding_torch", "opt_einsum", "evaluate"),
     *("vector_quantize_pytorch", "hyper_connections", "axial_positional_embedding", "lion_pytorch"),
@@ -41,6 +41,7 @@ FOLLOW_TORCH = {
 }
 """Packages that give a device's name to torch, and whose tensors and modules are where torch's are."""
 BUILT_ON_TORCH = FOLLOW_TORCH | {
+    *("sentence_transformers", "flair", "stable_baselines3"),
     *("fairscale", "fairseq", "mmcv", "mmengine", "detectron2", "nemo", "megatron", "lm_eval"),
 }
 """Those and others, which choose a device by themselves or have operators of their own."""

@@ -60,6 +60,10 @@ _SETS_VISIBLE = re.compile(
     re.M,
 )
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
+_STARTS_PROCESS = re.compile(
+    rb"^[ \t]*(?:import|from)[ \t]+(?:torch\.)?multiprocessing\b[\s\S]*\bProcess\(", re.M
+)
+_CHOOSES_START = re.compile(rb"\bset_start_method\(|\bget_context\(")
 _MOCKS = re.compile(
     rb"""["'](?:([\w.]+)\.)?torch\.cuda\.(\w+)["']|(?:patch\.object|setattr)\(\s*torch\.cuda\s*,\s*["'](\w+)["']"""
 )
@@ -154,7 +158,7 @@ class Survey:
     sets_visible_devices: bool = False
     """Whether a function or block sets a variable such as ``CUDA_VISIBLE_DEVICES``."""
     forks: bool = False
-    """Whether a file forks the process, not by default but by name."""
+    """Whether a file forks the process: by name, or for code that has to do with a device."""
     flags: frozenset[str] = frozenset()
     """Names of variables, attributes, arguments and functions that say whether there is CUDA."""
     device_parameters: frozenset[tuple[str, str, int]] = frozenset()
@@ -303,7 +307,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         any(word in source for word in _OLD_WORDS) and bool(_OLD_CONSTRUCTOR.search(source)),
         may_autocast_on_host(source),
         b"_VISIBLE_DEVICES" in source and bool(_SETS_VISIBLE.search(source)),
-        b"fork" in source and bool(_FORKS.search(source)),
+        _may_fork(source),
         frozenset(_flags_given(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
@@ -331,6 +335,14 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
             [path.parent.name if path.name == "__init__.py" else path.stem] if path is not None else []
         ),
     )
+
+
+def _may_fork(source: bytes) -> bool:
+    """Whether a file forks the process: by name, or by default and for code that has to do with a device."""
+    if b"fork" in source and _FORKS.search(source):
+        return True
+    is_default = b"Process(" in source and _STARTS_PROCESS.search(source) is not None
+    return is_default and not _CHOOSES_START.search(source) and (b"cuda" in source or b"device" in source)
 
 
 def may_autocast_on_host(source: bytes) -> bool:

@@ -1,9 +1,9 @@
 """Where a program has code of which nothing shows that it follows torch's devices.
 
-Such code are packages that no table knows, modules of the project that are compiled, and operators that it
-registers for torch. What gives them a device, or a tensor or module on one, may fail on other accelerators,
-and so may what moves an object that they made. Which of them gets what is not asked: lists of cases would not
-end. Python's own parser reads the file.
+Such code are packages that no table knows, modules of the project that are compiled, operators that it
+registers for torch, and what torch loads from elsewhere: from a hub, or compiled. What gives them a device,
+or a tensor or module on one, may fail on other accelerators, and so may what moves an object that they made.
+Which of them gets what is not asked: lists of cases would not end. Python's own parser reads the file.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ _OPERATORS_OF_TORCH = {
     *("_c10d_functional", "c10d_functional", "c10d", "rngprims", "mkldnn", "fsdp", "symm_mem"),
 }
 
+_LOADING = {
+    *("torch.hub.load", "torch.hub.load_local", "torch.jit.load", "torch.export.load"),
+    *("torch._inductor.aoti_load_package", "torch.utils.cpp_extension.load"),
+    "torch.utils.cpp_extension.load_inline",
+}
+"""Functions of torch that give code from elsewhere, or compiled code."""
+
 
 def unknown_code(source: str | bytes, known: Survey) -> dict[str, int]:
     """The functions and classes that have such code, and the first line.
@@ -45,13 +52,14 @@ def unknown_code(source: str | bytes, known: Survey) -> dict[str, int]:
         return {}
     names = {name for node in python_nodes(module) for name in _unknown_names(node, known)}
     lines = _lines_of_texts(text_of(source), module, known)
+    of_torch = _names_of_torch(module)
     homes = [(one.name if isinstance(one, _HOMES) else MODULE, one) for one in module.body]
     found: dict[str, list[int]] = defaultdict(list)
     for home, statement in homes:
         for node in python_nodes(statement):
             is_use = isinstance(node, ast.Name) and node.id in names
             is_import = isinstance(node, ast.Call) and node.lineno in lines
-            if is_use or is_import or _is_operator(node) or any(_unknown_names(node, known)):
+            if is_use or is_import or _is_loaded(node, of_torch) or any(_unknown_names(node, known)):
                 found[home].append(node.lineno)  # type: ignore[attr-defined]
     if "*" in names:  # any name may be one of them
         found |= {home: found[home] or [min(found[MODULE])] for home, _ in homes}
@@ -110,10 +118,36 @@ def _lines_of_texts(text: str, module: ast.Module, known: Survey) -> set[int]:
     }
 
 
-def _is_operator(node: ast.AST) -> bool:
-    """Whether code names an operator that is not torch's: ``torch.ops.own.f``."""
-    holder = node.value if isinstance(node, ast.Attribute) else None
-    if not isinstance(node, ast.Attribute) or not isinstance(holder, ast.Attribute) or holder.attr != "ops":
+def _names_of_torch(module: ast.Module) -> dict[str, str]:
+    """The full names of what the file imports of torch."""
+    found: dict[str, str] = {}
+    for node in python_nodes(module):
+        if isinstance(node, ast.Import):
+            found |= {one.asname or one.name.partition(".")[0]: one.name for one in node.names if one.asname}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return {"torch": "torch", **found}
+
+
+def _is_loaded(node: ast.AST, names: dict[str, str]) -> bool:
+    """Whether code names an operator that is not torch's, or loads code: ``torch.ops.own.f``."""
+    if isinstance(node, ast.Call):
+        if any(one.arg == "trust_remote_code" and ast.unparse(one.value) != "False" for one in node.keywords):
+            return True
+        full = _full_name(node.func, names)
+        is_torchs = full == "torch.hub.load" and "pytorch/vision" in ast.unparse(node)
+        return full in _LOADING and not is_torchs
+    if not isinstance(node, ast.Attribute):
         return False
-    is_torchs = isinstance(holder.value, ast.Name) and holder.value.id == "torch"
-    return is_torchs and node.attr not in _OPERATORS_OF_TORCH
+    owner, _, name = _full_name(node, names).rpartition(".")
+    return (owner == "torch.ops" and name not in _OPERATORS_OF_TORCH) or owner == "torch.classes"
+
+
+def _full_name(node: ast.AST, names: dict[str, str]) -> str:
+    """The full name of an attribute of torch, or of what is imported of it; ``""`` for others."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    first = names.get(node.id, "") if isinstance(node, ast.Name) else ""
+    return ".".join([first, *reversed(parts)]) if first.partition(".")[0] == "torch" else ""
