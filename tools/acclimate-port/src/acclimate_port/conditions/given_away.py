@@ -59,6 +59,9 @@ _OPTIONS_OF_GPUS = re.compile(r"(^|_)(n|num)?_?gpus?(_per_\w+)?$|^cuda_device$|^
 """Arguments by which libraries are told to use NVIDIA's GPUs."""
 _KEY_OF_GPUS = re.compile(r"(num_)?gpus?$", re.IGNORECASE)
 """Keys of dictionaries by which schedulers are asked for GPUs."""
+_ABOUT_CUDA = re.compile(r"cuda.*avail|avail.*cuda|nvidia", re.IGNORECASE)
+"""Names that say that CUDA is there."""
+_KEY_ABOUT_CUDA = re.compile(r"cuda|nvidia", re.IGNORECASE)
 _MOST = 60
 
 
@@ -74,6 +77,8 @@ def reason_against_giving(file: SourceFile, question: cst.CSTNode) -> str:
         )
     if word := _word_for_lightning(file, question, values):
         return f"it decides about `{word}`, by which Lightning or another library chooses CUDA"
+    if name := _field_about_cuda(file, values):
+        return f"it is kept as `{name}`, by which the program may tell of CUDA"
     for value in values:
         if variable := _variable_set(file, value):
             return (
@@ -245,6 +250,17 @@ def _names_given(file: SourceFile, value: cst.CSTNode) -> Iterator[str]:
         yield string_value(at.key) or ""
     elif (given := file.tree.given_to(value)) is not None:
         yield given.word
+
+
+def _field_about_cuda(file: SourceFile, values: list[cst.CSTNode]) -> str:
+    """The argument or the key by which an answer is kept, if it says that CUDA is there; else ``""``."""
+    for value in values:
+        at = file.tree.parent(value)
+        says = _KEY_ABOUT_CUDA if isinstance(at, cst.DictElement) else _ABOUT_CUDA
+        names = _names_given(file, value) if isinstance(at, (cst.Arg, cst.DictElement)) else ()
+        if name := next((one for one in names if says.search(one)), ""):
+            return name
+    return ""
 
 
 def _word_for_lightning(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:
