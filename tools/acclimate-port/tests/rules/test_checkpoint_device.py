@@ -128,7 +128,7 @@ BESIDE = "import torch\n\n\ndef f(model, path):\n    model.load_state_dict(torch
 def test_a_load_beside_one_that_stays_is_half_of_one(target: str) -> None:
     for line, is_safe in (
         ("model.memory = torch.load(path + 'model')", False),
-        ("numbers = torch.load('numbers')", True),
+        ("numbers = torch.load('numbers')", False),
         ("model.memory = torch.load(path + 'model', map_location='cpu')", True),
     ):
         found = [
