@@ -52,9 +52,22 @@ def test_a_seed_is_unsafe_where_another_file_forks_for_code_on_the_device(
     chosen = f"mp.set_start_method({start})\n" if start else ""
     files = {
         "seeds.py": "import torch\n\n\ndef seed(n):\n    torch.cuda.manual_seed(n)\n",
-        "main.py": "import torch.multiprocessing as mp\n\nfrom seeds import seed\nfrom work import work\n\n"
+        "main.py": "import torch.multiprocessing as mp\nfrom seeds import seed\nfrom work import work\n\n"
         f"{chosen}seed(1)\nmp.Process(target=work, args=('cuda',)).start()\n",
         "work.py": "def work(device):\n    print(device)\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["seeds.py"], "torch.cuda.manual_seed(n)")
+    assert found.status is status
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(("first", "status"), [("seed(1)\n", Status.UNSAFE), ("", Status.CONVERTED)])
+def test_a_seed_of_another_file_is_unsafe_before_a_module_chooses_the_visible_devices(
+    first: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "seeds.py": "import torch\n\n\ndef seed(n):\n    torch.cuda.manual_seed(n)\n",
+        "main.py": f"import os\n\nfrom seeds import seed\n\n{first}os.environ['CUDA_VISIBLE_DEVICES'] = '1'\nseed(2)\n",
     }
     found = site(ported_project(tmp_path, files, target)["seeds.py"], "torch.cuda.manual_seed(n)")
     assert found.status is status

@@ -22,6 +22,9 @@ WITHOUT = {
     "channels that are shuffled": "nn.ChannelShuffle(2)",
     "an embedding that keeps norms": "nn.Embedding(3, 4, max_norm=1.0)",
     "numbers in steps of their logarithms": "torch.logspace(0, 1, 5, device=m)",
+    "a method of tensors": "x.matrix_exp()",
+    "a distribution": "torch.distributions.Poisson(x).sample()",
+    "a function of torch.special": "torch.special.ndtri(x)",
     "a compressed sparse tensor": "x.to_sparse_csr()",
 }
 WITH = {

@@ -31,6 +31,7 @@ _OF_TORCH = {
         "mode",
         "take",
     ),
+    *("Poisson", "Binomial", "NegativeBinomial", "ndtri", "log_ndtr", "airy_ai"),
     *("segment_reduce", "pdist", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor"),
 }
 """Functions with a name that other libraries have too, so that torch has to be named."""
@@ -45,7 +46,11 @@ _OF_LINALG = {
     "ldl_factor",
     "ldl_solve",
 }
-_OF_TENSORS = {"to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"}
+_OF_TENSORS = {
+    *("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc", "matrix_exp", "heaviside", "frexp"),
+    *("geqrf", "ormqr", "put_"),
+}
+"""Methods that nothing but a tensor has."""
 _NAMES = _OF_LOSSES | _OF_LAYERS | _AVERAGES.keys() | _OF_TORCH | _OF_LINALG | _OF_TENSORS
 _CALLS = re.compile(rf"\b(?:{'|'.join(sorted(_NAMES))})\(|\b(?:proj_size|max_norm|logspace)\b")
 _WORDS = (*(f"{name}(" for name in sorted(_NAMES)), "proj_size", "max_norm", "logspace")
@@ -100,8 +105,8 @@ def _names_of_torch(module: ast.Module) -> dict[str, str]:
 def _has_none(call: ast.Call, names: dict[str, str]) -> bool:
     """Whether a call is of a function of torch without a kernel for Apple's GPUs."""
     name = last_python_name(call.func)
-    if name in _OF_TENSORS:
-        return isinstance(call.func, ast.Attribute)
+    if name in _OF_TENSORS and isinstance(call.func, ast.Attribute) and not _is_of_import(call.func):
+        return True
     given = (one.value for one in call.keywords if one.arg == _WITH.get(name, ""))
     if any(ast.unparse(one) != "None" for one in given):
         return True
@@ -122,6 +127,12 @@ def _has_none(call: ast.Call, names: dict[str, str]) -> bool:
         sizes += call.args[_AVERAGES[name] :]
         return not sizes or ast.unparse(sizes[0]) not in _ONE
     return True
+
+
+def _is_of_import(function: ast.Attribute) -> bool:
+    """Whether a function is one of a module by its name: ``np.heaviside``, ``torch.linalg.matrix_exp``."""
+    owner = ast.unparse(function.value)
+    return owner.partition(".")[0] in ("torch", "np", "numpy", "scipy", "jax", "tf")
 
 
 def _is_on_host(call: ast.Call) -> bool:

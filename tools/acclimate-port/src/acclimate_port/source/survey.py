@@ -59,6 +59,9 @@ _SETS_VISIBLE = re.compile(
     rb"""|(?:environ\.setdefault|putenv)\(\s*["']\w*_VISIBLE_DEVICES)""",
     re.M,
 )
+_SETS_VISIBLE_LATE = re.compile(rb"""^os\.environ\[\s*["']\w*_VISIBLE_DEVICES["']\s*\]\s*=""", re.M)
+_CALLS_FIRST = re.compile(rb"^(?!print\b)\w+\(", re.M)
+"""Calls of functions by a module itself: ``set_seed(0)``."""
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
 _STARTS_PROCESS = re.compile(
     rb"^[ \t]*(?:import|from)[ \t]+(?:torch\.)?multiprocessing\b[\s\S]*\bProcess\(", re.M
@@ -158,7 +161,7 @@ class Survey:
     sets_visible_devices: bool = False
     """Whether a function or block sets a variable such as ``CUDA_VISIBLE_DEVICES``."""
     forks: bool = False
-    """Whether a file forks the process: by name, or for code that has to do with a device."""
+    """Whether a file forks the process: by name, or by default where it uses torch."""
     flags: frozenset[str] = frozenset()
     """Names of variables, attributes, arguments and functions that say whether there is CUDA."""
     device_parameters: frozenset[tuple[str, str, int]] = frozenset()
@@ -306,7 +309,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         modules,
         any(word in source for word in _OLD_WORDS) and bool(_OLD_CONSTRUCTOR.search(source)),
         may_autocast_on_host(source),
-        b"_VISIBLE_DEVICES" in source and bool(_SETS_VISIBLE.search(source)),
+        b"_VISIBLE_DEVICES" in source and _sets_visible(source),
         _may_fork(source),
         frozenset(_flags_given(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
@@ -337,12 +340,19 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     )
 
 
+def _sets_visible(source: bytes) -> bool:
+    """Whether a function or a block sets the visible devices, or a module after it has called a function."""
+    found = _SETS_VISIBLE_LATE.search(source)
+    is_late = found is not None and _CALLS_FIRST.search(source[: found.start()]) is not None
+    return is_late or _SETS_VISIBLE.search(source) is not None
+
+
 def _may_fork(source: bytes) -> bool:
-    """Whether a file forks the process: by name, or by default and for code that has to do with a device."""
+    """Whether a file forks the process: by name, or by default where it uses torch."""
     if b"fork" in source and _FORKS.search(source):
         return True
     is_default = b"Process(" in source and _STARTS_PROCESS.search(source) is not None
-    return is_default and not _CHOOSES_START.search(source) and (b"cuda" in source or b"device" in source)
+    return is_default and b"torch" in source and not _CHOOSES_START.search(source)
 
 
 def may_autocast_on_host(source: bytes) -> bool:
