@@ -376,3 +376,17 @@ def test_batches_of_64_bits_hold_back_a_device_however_they_are_moved(
         text = SET.format(item=given, move=MOVES[move], choice=CHOICE)
         found = ported_project(tmp_path / status.value, {"main.py": text}, target)["main.py"]
         assert site(found, CHOICE).status is status, found
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(("kind", "status"), [("", Status.UNSAFE), (", dtype='f4'", Status.CONVERTED)])
+def test_an_array_of_a_method_is_of_64_bits_where_no_mac_runs_the_program_yet(
+    kind: str, status: Status, target: str
+) -> None:
+    text = (
+        f"{HEAD}\n\nclass Filter:\n    def __init__(self):\n        self.x, self.y = self.make(3)\n\n"
+        f"    @staticmethod\n    def make(n):\n        x = np.zeros((n, n){kind})\n        return x, x.T\n\n"
+        "    def run(self):\n        return torch.from_numpy(self.x).unsqueeze(0).cuda()\n"
+    )
+    found = [one for one in port_text(text, Settings(target)).sites if one.code == "ACC301"]
+    assert [one.status for one in found] == [status]

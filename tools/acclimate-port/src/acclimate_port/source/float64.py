@@ -551,22 +551,32 @@ class _Reader:
                     return sure if self._dtype_of(call) is not False else _NONE
             if name == "numpy":
                 return self._tensor(held, depth) & sure
+            if (own := self._method(call)) is not None:
+                return self._returned(own, depth) | self._result(call)
             first = self._full(call.func).partition(".")[0]
             if name not in _NO_TENSOR and first not in ("torch", "math", "random"):
                 return self._numbers(held, depth) | self._result(call)
         if isinstance(call.func, ast.Name) and call.func.id in self._functions:
-            returned = (
-                one.value
-                for one in python_nodes(self._functions[call.func.id])
-                if isinstance(one, ast.Return)
-            )
-            found = frozenset().union(*(self._numbers(one, depth) for one in returned))
-            return frozenset(one for one in found if one == SURE or _is_result(one))
+            return self._returned(self._functions[call.func.id], depth)
         if full == "map" and call.args and _dotted(call.args[0]) == "float":
             return sure
         if full.rpartition(".")[2] in ("train_test_split", "list", "tuple", "zip", "reversed", "sorted"):
             return frozenset().union(*(self._numbers(one, depth) for one in call.args)) - {GAME}
         return self._result(call)
+
+    def _returned(self, function: ast.FunctionDef, depth: int) -> Evidence:
+        """Why what a function of the file gives back is of 64 bits, whatever it gets."""
+        returned = (one.value for one in python_nodes(function) if isinstance(one, ast.Return))
+        found = frozenset().union(*(self._numbers(one, depth) for one in returned))
+        return frozenset(one for one in found if one == SURE or _is_result(one))
+
+    def _method(self, call: ast.Call) -> ast.FunctionDef | None:
+        """The method of the class around a call that it runs: ``self.filter(n)``."""
+        if not isinstance(call.func, ast.Attribute) or _dotted(call.func.value) != "self":
+            return None
+        owner = next((one for one in self._ancestors(call) if isinstance(one, ast.ClassDef)), None)
+        own = (one for one in (owner.body if owner is not None else ()) if isinstance(one, ast.FunctionDef))
+        return next((one for one in own if one.name == call.func.attr), None)
 
     def _result(self, call: ast.Call, part: int = -1) -> Evidence:
         """The symbol of what a function of the project gives, or of one part of it."""
