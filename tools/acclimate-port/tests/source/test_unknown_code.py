@@ -108,5 +108,11 @@ def test_an_extension_that_the_project_builds_is_unknown_also_where_a_module_has
     assert unknown_code("from .fast import run\n", known) == {}
 
 
+def test_a_folder_named_like_a_known_package_and_settings_of_such_a_name_are_known() -> None:
+    known = Survey(modules=frozenset({"torch", "pkg", "config"}), with_code=frozenset({"config"}))
+    assert unknown_code("from torch.distributed.run import get_args_parser\n", known) == {}
+    assert unknown_code("from pkg.config import _C as cfg\n", known) == {}
+
+
 def test_a_file_that_this_python_cannot_parse_has_none() -> None:
     assert unknown_code("import graphs\nprint graphs\n", Survey()) == {}

@@ -23,6 +23,8 @@ MODULE = "<module>"
 _HOMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _NATIVE = re.compile(r"_C$|_ext$")
 """Names of compiled modules."""
+_SETTINGS = re.compile(r"config|default|setting|cfg")
+"""Modules of settings, of which some have such a name: ``_C``."""
 _GENERATED = re.compile(r"version|_pb2(_grpc)?$")
 """Names of modules that are generated, and have nothing to do with devices."""
 _OPERATORS_OF_TORCH = {
@@ -91,10 +93,11 @@ def _is_unknown_part(module: str, name: str, known: Survey) -> bool:
     first, last = module.partition(".")[0], module.rpartition(".")[2]
     if _GENERATED.search(last) or _GENERATED.search(name):
         return False
-    if first and (first in known.built or first not in known.modules):
+    if first and (first in known.built or first in KNOWN or first not in known.modules):
         return first in known.built or first not in KNOWN
     # A folder without code of its own holds modules only; a module may define any name.
-    may_define = (not last or last in known.with_code) and not _NATIVE.search(name)
+    is_native = _NATIVE.search(name) is not None and not _SETTINGS.search(last)
+    may_define = (not last or last in known.with_code) and not is_native
     return not may_define and name not in known.modules
 
 
