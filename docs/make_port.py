@@ -41,7 +41,13 @@ Safe and unsafe edits:
   file has a branch for a device, that device still takes it.
 - A branch on missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, is not edited, nor is a list that it
   guards. An edit that would keep it from finding the device is unsafe.
-- A device's name that goes to a library other than torch is not edited, or the edit is unsafe. So is a device beside
+- What chooses a device is safe only in a program of which all code is known: torch, packages of a table
+  (`source/known_packages.py`) that follow torch's devices or compute on the host, Python, and files that the tool was
+  given. One package that the table does not have, a compiled module, an extension, an operator of the project's own
+  (`torch.ops.own.f`), code from a hub or of a model's authors (`trust_remote_code=True`), or a module whose name nothing
+  shows makes it unsafe, and the reason names the line.
+- A device's name that goes to a library other than torch is not edited, or the edit is unsafe. So is a device that goes to
+  a file, a database, a server, the environment or another process, and a flag that goes to a file. So is a device beside
   code that gives a tensor's memory or device to TensorRT, ONNX Runtime, CuPy or PyCUDA, or that calls a function which
   chooses CUDA or the CPU by itself (`torchsummary.summary(model, size)`, Lightning's `Trainer()`), or that gets the
   number of a device (`device_id=rank`). So is a flag or a number of devices that another library, another process or a
@@ -61,8 +67,8 @@ Safe and unsafe edits:
   model. A question for CUDA before the program sets `CUDA_VISIBLE_DEVICES` is unsafe with `--to acclimate`: torch has read
   the variable by then, and acclimate has not.
 - A checkpoint that only `load_state_dict` gets is loaded to the host, on every machine. Another `torch.load(path)` without
-  `map_location` makes the edits of its file unsafe, and of those that run its function, unless the programs of the project
-  that save files are ported. Of several loads in one function, all are edited, or it is unsafe. A load is unsafe in a project
+  `map_location`, whatever the file's name, makes the edits of its file unsafe, and of those that run its function, unless
+  the programs of the project that save files are ported. Of several loads in one function, all are edited, or it is unsafe. A load is unsafe in a project
   with a module that keeps what it loads (`self.bank = state["bank"]`).
 
 Edits that belong together:

@@ -494,12 +494,10 @@ def test_a_file_that_is_ported_again_is_not_parsed_again(
     check(kept, "two.py", AVAILABLE, "three.py:6")
 
 
-def test_a_file_alone_is_judged_by_what_it_holds(tmp_path: Path) -> None:
+def test_a_file_alone_is_unsafe_where_it_imports_what_is_not_given(tmp_path: Path) -> None:
     text = "import torch\nfrom app import cuda\n\n\ndef setup(x: torch.Tensor):\n    if cuda.ON:\n        return x.cuda()\n"
-    assert (
-        site(ported_project(tmp_path, {"use.py": text}, "acclimate")["use.py"], "x.cuda()").status
-        is Status.CONVERTED
-    )
+    entry = site(ported_project(tmp_path, {"use.py": text}, "acclimate")["use.py"], "x.cuda()")
+    assert (entry.status, "line 6" in entry.reason) == (Status.UNSAFE, True)
 
 
 KEPT = "def move(x):\n    return x.cuda()\n"

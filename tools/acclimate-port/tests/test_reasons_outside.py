@@ -267,7 +267,7 @@ WRITTEN = (
     [
         ("write_settings(params, 'in.csv')", "subprocess.run(['sbatch', 'job.sh'])", Status.UNSAFE),
         ("print(params)", "subprocess.run(['sbatch', 'job.sh'])", Status.CONVERTED),
-        ("write_settings(params, 'in.csv')", "print(subprocess)", Status.CONVERTED),
+        ("write_settings(params, 'in.csv')", "print(subprocess)", Status.UNSAFE),
     ],
 )
 def test_a_device_that_another_program_may_read_from_a_file_is_unsafe(

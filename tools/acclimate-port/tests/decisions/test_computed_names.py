@@ -11,6 +11,7 @@ from porting import AVAILABLE, BOTH, EACH_TARGET, ported_project, site
 
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
 STAYS = "class Net(torch.nn.Module):\n    def forward(self, x):\n        torch.cuda.cudart()\n        return x.cuda()\n"
+PORTED = STAYS.replace("torch.cuda.cudart()", "print(name)").replace(".cuda()", "")
 USES = f"def main(name):\n    device = torch.device({CHOICE})\n    return {{}}().to(device)\n"
 NAMED = {
     "an attribute by its name": (
@@ -53,7 +54,8 @@ def test_code_that_a_computed_name_may_mean_is_one_decision_with_its_user(
 ) -> None:
     head, call, models = NAMED[kind]
     source = f"import torch\n{head}\n\n{USES.format(call)}"
-    for folder, files, status in (("a", models, Status.UNSAFE), ("b", {}, Status.CONVERTED)):
+    ported = {name: text.replace(STAYS, PORTED) for name, text in models.items()}
+    for folder, files, status in (("a", models, Status.UNSAFE), ("b", ported, Status.CONVERTED)):
         found = ported_project(tmp_path / folder, {"main.py": source, **files}, target)["main.py"]
         assert site(found, CHOICE).status is status
 

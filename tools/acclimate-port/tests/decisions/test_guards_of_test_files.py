@@ -31,7 +31,7 @@ GUARDS = {
     ),
     "a folder": (LISTED + f"if not {AVAILABLE}:\n    collect_ignore.append('tests')\n", "", ""),
     "a list whose files no text names": (
-        f"import torch\n\nfrom lists import FILES\n\ncollect_ignore = FILES if not {AVAILABLE} else []\n",
+        f"import torch\n\nfrom toolz import FILES\n\ncollect_ignore = FILES if not {AVAILABLE} else []\n",
         "",
         "",
     ),
@@ -125,12 +125,8 @@ CALLS = "import pytest\nimport torch\n\nimport ops_of_own\n\n\n@pytest.mark.skip
 
 
 @EACH_TARGET
-@pytest.mark.parametrize(
-    ("given", "status"), [(", device_types='cuda'", Status.UNSAFE), ("", Status.CONVERTED)]
-)
-def test_a_test_of_an_operator_for_cuda_alone_stays(
-    given: str, status: Status, target: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("given", [", device_types='cuda'", ""])
+def test_a_test_of_an_operator_of_the_projects_own_stays(given: str, target: str, tmp_path: Path) -> None:
     files = {"ops_of_own.py": OPERATOR.format(given=given), "test_twice.py": CALLS}
     found = ported_project(tmp_path, files, target)["test_twice.py"]
-    assert {one.status for one in found.sites} == {status}
+    assert {one.status for one in found.sites} == {Status.UNSAFE}

@@ -27,7 +27,7 @@ REGISTRIES = {
         + KEPT,
     },
     "an object's method": {
-        "registry.py": "from mmengine import Registry\n\nPARTS = Registry('part')\n",
+        "registry.py": "from fvcore.common.registry import Registry\n\nPARTS = Registry('part')\n",
         "parts.py": PART.format("PARTS", "@PARTS.register_module('zeros')", "def"),
         "build.py": "from registry import PARTS\n\n\ndef build(kind):\n    return PARTS.build(kind)\n",
         "main.py": "from build import build\n" + KEPT,
@@ -250,7 +250,7 @@ OUTSIDE = (
         (
             "from timm.models import register_model",
             "register_model",
-            "from other import create_model as made",
+            "from peft import create_model as made",
             False,
         ),
     ],

@@ -47,6 +47,21 @@ def test_half_of_a_report_is_not_ported(kind: str, target: str) -> None:
     assert port_text(source, Settings(target)).text == source
 
 
+ABOUT_CUDA = {
+    "a text of a name": "TEXT = 'CUDA available: {{}}'\n\n\ndef tell():\n    return TEXT.format({answer})\n",
+    "an old text of a name": "TEXT = 'CUDA available: %s'\n\n\ndef tell():\n    print(TEXT % {answer})\n",
+    "a field": "from env import Env\n\n\ndef tell():\n    return Env(is_cuda_available={answer}, gpu=None)\n",
+    "a key": "def tell():\n    return {{'cuda': {answer}}}\n",
+}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", ABOUT_CUDA)
+def test_a_report_about_cuda_stays_wherever_its_text_is(kind: str, target: str) -> None:
+    source = f"import torch\n\n{ABOUT_CUDA[kind].format(answer=AVAILABLE)}"
+    assert port_text(source, Settings(target)).text == source
+
+
 @EACH_TARGET
 def test_a_report_is_ported_with_the_device_that_it_tells_of(target: str) -> None:
     body = HALVES["a name, beside a device that stays"].replace("if device.type == 'cuda'", "if device.index")

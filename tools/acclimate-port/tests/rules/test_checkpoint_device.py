@@ -128,13 +128,34 @@ BESIDE = "import torch\n\n\ndef f(model, path):\n    model.load_state_dict(torch
 def test_a_load_beside_one_that_stays_is_half_of_one(target: str) -> None:
     for line, is_safe in (
         ("model.memory = torch.load(path + 'model')", False),
-        ("numbers = torch.load('numbers')", True),
+        ("numbers = torch.load('numbers')", False),
         ("model.memory = torch.load(path + 'model', map_location='cpu')", True),
     ):
         found = [
             one for one in port_text(BESIDE.format(line), Settings(target)).sites if one.code == "ACC307"
         ]
         assert [one.safe for one in found] == [is_safe], found
+
+
+UNKNOWN_FILE = "import sys\n\nimport torch\n\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'\nx = torch.ones(2).to(device) + torch.load(sys.argv[1]{})['a']\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("given", "status"), [("", Status.UNSAFE), (", map_location=device", Status.CONVERTED)]
+)
+def test_a_file_of_any_name_may_hold_tensors_of_the_device_that_saved_it(
+    given: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    found = ported_project(tmp_path, {"main.py": UNKNOWN_FILE.format(given)}, target)["main.py"]
+    assert site(found, "'cuda' if torch.cuda.is_available() else 'cpu'").status is status
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("given", ["True, True", "**options"])
+def test_a_load_that_may_assign_tensors_is_left(given: str, target: str) -> None:
+    text = f"import torch\n\n\ndef f(model, path, options):\n    model.load_state_dict(torch.load(path), {given})\n"
+    assert port_text(text, Settings(target)).text == text
 
 
 SEVERAL = """\

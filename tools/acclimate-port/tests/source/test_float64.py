@@ -31,6 +31,22 @@ WIDE = {
     "a device by a keyword": "torch.from_numpy(np.zeros(3)).to(device=value.device)",
     "a table of computed numbers": "torch.from_numpy(np.array([1 / np.power(2, i) for i in range(3)])).to(device)",
     "a quotient of whole numbers": "torch.tensor(1.0 / np.bincount(value)).to(device)",
+    "a part of a grid": "torch.from_numpy(np.meshgrid(np.linspace(0, 1, 3), np.ones(2))[0]).to(device)",
+    "a grid by its ends": "torch.from_numpy(np.mgrid[0:1:3j]).to(device)",
+    "a product by its letters": "torch.from_numpy(np.einsum('i,j->ij', np.zeros(3), np.ones(3))).to(device)",
+    "an inverse": "torch.from_numpy(np.linalg.inv(np.eye(3))).to(device)",
+    "edges of bins": "torch.from_numpy(np.histogram(value)[1]).to(device)",
+    "a choice of two numbers": "torch.from_numpy(np.where(value, 0.0, 1.0)).to(device)",
+    "a root of whole numbers": "torch.from_numpy(np.sqrt(-np.arange(3))).to(device)",
+    "whole numbers that are scaled": "torch.from_numpy(np.array([1, 2]) * 0.5).to(device)",
+    "whole numbers that a function scales": "torch.from_numpy(np.multiply(np.arange(3), 0.5)).to(device)",
+    "numbers of texts": "torch.from_numpy(np.array(list(map(float, value)))).to(device)",
+    "numbers in another order": "torch.from_numpy(np.random.permutation(np.linspace(0, 1, 3))).to(device)",
+    "a range to a quotient": "x = 16 / 4\n    return torch.from_numpy(np.arange(x)).to(device)",
+    "a range to a quotient in a tuple": "x = (16 / 4, 2)\n    return torch.from_numpy(np.arange(x[0])).to(device)",
+    "a tensor beside another": "torch.ones(2, device=device).new_tensor(np.zeros(3))",
+    "a number of an array": "[torch.tensor(r, device=device) for r in np.linspace(0, 1, 3)]",
+    "entries of a dictionary": "x = {'a': torch.from_numpy(np.zeros(3))}\n    return {k: v.to(device) for k, v in x.items()}",
     "options": "dict(a={'device': device, 'dtype': torch.double})",
 }
 NARROW = {
@@ -41,6 +57,9 @@ NARROW = {
     "a conversion of the array": "torch.from_numpy(np.zeros(3).astype('float32')).to(device)",
     "a list of unknown numbers": "torch.tensor(value).to(device)",
     "an unknown array": "torch.from_numpy(value).to(device)",
+    "places of numbers": "torch.from_numpy(np.argsort(np.zeros(3))).to(device)",
+    "whole numbers in another order": "torch.from_numpy(np.random.permutation(10)).to(device)",
+    "a choice of two whole numbers": "torch.from_numpy(np.where(value, 0, 1)).to(device)",
     "an answer": "torch.from_numpy(np.random.rand(3) > 0.5).to(device)",
     "a number of Python": "torch.tensor(float(value)).to(device)",
     "whole numbers": "torch.from_numpy(np.arange(3)).to(device)",
@@ -327,3 +346,47 @@ def test_a_number_of_a_record_is_float64_in_a_batch_that_is_cast_after_its_move(
 ) -> None:
     files = {"data.py": SAMPLES.format(value=value), "train.py": BATCHES_OF.format(moved=moved)}
     assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is status
+
+
+MOVES = {
+    "a comprehension": "batch = {key: value.to(device) for key, value in batch.items()}",
+    "a list": "batch = [value.to(device) for value in batch]",
+    "a function without a name": "batch = list(map(lambda value: value.to(device), batch))",
+    "a function": "batch = move(batch, device)",
+}
+ITEMS = {
+    "an array": "np.random.rand(3)",
+    "a number of a list": "self.labels[index]",
+}
+SET = (
+    "import numpy as np\nimport torch\nfrom torch.utils.data import DataLoader, Dataset\n\n\n"
+    "class Data(Dataset):\n    labels = None\n\n    def __init__(self):\n        self.labels = [0.5, 0.25]\n\n"
+    "    def __getitem__(self, index):\n        return {item}\n\n\ndef move(value, device):\n    return value.to(device)\n\n\n"
+    "def run():\n    device = {choice}\n    for batch in DataLoader(Data()):\n        {move}\n        print(batch)\n\n\nrun()\n"
+)
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("item", ITEMS)
+def test_batches_of_64_bits_hold_back_a_device_however_they_are_moved(
+    item: str, move: str, target: str, tmp_path: Path
+) -> None:
+    for given, status in ((ITEMS[item], Status.UNSAFE), ("index", Status.CONVERTED)):
+        text = SET.format(item=given, move=MOVES[move], choice=CHOICE)
+        found = ported_project(tmp_path / status.value, {"main.py": text}, target)["main.py"]
+        assert site(found, CHOICE).status is status, found
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(("kind", "status"), [("", Status.UNSAFE), (", dtype='f4'", Status.CONVERTED)])
+def test_an_array_of_a_method_is_of_64_bits_where_no_mac_runs_the_program_yet(
+    kind: str, status: Status, target: str
+) -> None:
+    text = (
+        f"{HEAD}\n\nclass Filter:\n    def __init__(self):\n        self.x, self.y = self.make(3)\n\n"
+        f"    @staticmethod\n    def make(n):\n        x = np.zeros((n, n){kind})\n        return x, x.T\n\n"
+        "    def run(self):\n        return torch.from_numpy(self.x).unsqueeze(0).cuda()\n"
+    )
+    found = [one for one in port_text(text, Settings(target)).sites if one.code == "ACC301"]
+    assert [one.status for one in found] == [status]

@@ -19,6 +19,12 @@ WITHOUT = {
     "the size of a pool by its keyword": "F.adaptive_avg_pool3d(x, output_size=4)",
     "a decomposition": "torch.linalg.eigh(x)",
     "an exponential of a matrix": "torch.matrix_exp(x)",
+    "channels that are shuffled": "nn.ChannelShuffle(2)",
+    "an embedding that keeps norms": "nn.Embedding(3, 4, max_norm=1.0)",
+    "numbers in steps of their logarithms": "torch.logspace(0, 1, 5, device=m)",
+    "a method of tensors": "x.matrix_exp()",
+    "a distribution": "torch.distributions.Poisson(x).sample()",
+    "a function of torch.special": "torch.special.ndtri(x)",
     "a compressed sparse tensor": "x.to_sparse_csr()",
 }
 WITH = {
@@ -26,6 +32,9 @@ WITH = {
     "a pool that gives one number by its sides": "F.adaptive_avg_pool3d(x, (1, 1, 1))",
     "a function of numpy": "np.linalg.eigh(x.numpy())",
     "a tensor of the host": "torch.linalg.eigh(x.cpu())",
+    "numbers in such steps on the host": "torch.logspace(0, 1, 5).to(m)",
+    "an embedding": "nn.Embedding(3, 4, max_norm=None)",
+    "the norm of gradients": "nn.utils.clip_grad_norm_(x, max_norm=1.0)",
     "another loss": "nn.CrossEntropyLoss()(x, y)",
     "a singular value decomposition": "torch.linalg.svd(x)",
     "a method of an object": "sampler.mode(x)",

@@ -69,6 +69,9 @@ IMPORTS = {
 }
 
 
+ANY_NAME = "a table of classes"
+
+
 def project(kind: str, kept: str) -> dict[str, str]:
     files = {"parts/the_one.py": PART, **IMPORTS[kind]}
     return {**files, "main.py": files["main.py"] + kept}
@@ -85,11 +88,17 @@ def test_what_a_text_imports_is_not_ported_without_the_program(
 
 
 @EACH_TARGET
-@pytest.mark.parametrize("kind", IMPORTS)
+@pytest.mark.parametrize("kind", [one for one in IMPORTS if one != ANY_NAME])
 def test_what_a_text_imports_is_ported_with_the_program(kind: str, target: str, tmp_path: Path) -> None:
     files = project(kind, KEPT.replace("(x)", "(x: torch.Tensor)"))
     results = ported_project(tmp_path, {**files, "main.py": f"import torch\n{files['main.py']}"}, target)
     assert site(results["parts/the_one.py"], MADE).status is Status.CONVERTED
+
+
+@EACH_TARGET
+def test_a_name_from_another_file_may_be_of_a_package_that_no_table_has(target: str, tmp_path: Path) -> None:
+    found = site(ported_project(tmp_path, project(ANY_NAME, ""), target)["parts/the_one.py"], MADE)
+    assert (found.status, "build.py:6 runs code" in found.reason) == (Status.UNSAFE, True)
 
 
 OTHERS = {

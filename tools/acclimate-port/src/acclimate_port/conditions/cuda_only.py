@@ -310,11 +310,12 @@ def _is_reported(file: SourceFile, question: cst.CSTNode) -> bool:
             keys = [entry_key(target.target) or "" for target in around.targets]
             return any(_says_cuda(key) and re.search(r"[\s?:]", key) for key in keys)
         if isinstance(around, cst.BinaryOperation):
-            return below is around.right and any(_says_cuda(string_value(one)) for one in walk(around.left))
+            texts = [_text(file, one) for one in walk(around.left)]
+            return below is around.right and any(map(_says_cuda, texts))
         if isinstance(around, cst.Call) and isinstance(below, cst.Arg):
-            texts = [one.value for one in around.args if one is not below]
-            texts += [around.func.value] if isinstance(around.func, cst.Attribute) else []
-            if any(_says_cuda(string_value(text)) for text in texts):
+            given = [one.value for one in around.args if one is not below]
+            given += [around.func.value] if isinstance(around.func, cst.Attribute) else []
+            if any(_says_cuda(_text(file, one)) for one in given):
                 name = called_name(around) or ""
                 return _tells(name)
             if called_name(around) not in ("str", "bool", "repr"):
@@ -322,6 +323,12 @@ def _is_reported(file: SourceFile, question: cst.CSTNode) -> bool:
         elif not isinstance(around, (cst.Arg, cst.Attribute, cst.Call, cst.Element, *_OF_TEXT)):
             return False
     return False
+
+
+def _text(file: SourceFile, node: cst.CSTNode) -> str | None:
+    """A string, also that of a name that holds nothing else."""
+    held = file.bound_values(node) if isinstance(node, cst.Name) else [node]
+    return string_value(held[0]) if len(held) == 1 else None
 
 
 _OF_TEXT = (cst.FormattedStringExpression, cst.IfExp)

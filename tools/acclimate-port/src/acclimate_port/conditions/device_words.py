@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate_port.conditions.given_away import text_with
+from acclimate_port.conditions.given_away import line_of_file, text_with
 from acclimate_port.conditions.placements import outermost_function
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.literals import is_compared_device
-from acclimate_port.dataflow.receivers import holders_given
+from acclimate_port.dataflow.receivers import unknown_receiver
 from acclimate_port.dataflow.uses import LOOK_UP, uses_of
-from acclimate_port.source.calls_by_text import NAMED_AT, STARTING, STARTING_WORDS
+from acclimate_port.source.calls_by_text import NAMED_AT, STARTING
 from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, kept
 
@@ -28,8 +28,6 @@ _IN_COMMAND = "it is part of a command line, which another program or machine re
 
 _IN_ENVIRONMENT = "it becomes a variable of the environment, which other libraries may read"
 _STARTS = re.compile(rf"(?:{STARTING})$")
-_WRITES = re.compile(r"(^|_)(dump|write|writerows?|save|to_csv|to_json)(_|$)")
-"""Functions that write a file of settings."""
 _FILE = re.compile(
     r"\.(pth?|bin|ckpt|safetensors|engine|trt|onnx|json|ya?ml|toml|pkl|pickle|np[yz]|so|txt|csv)['\"]*$"
 )
@@ -43,12 +41,16 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
         return _IN_COMMAND
     if any(_is_in_environment(file, use) for use in uses_of(file, device)):
         return _IN_ENVIRONMENT
-    if line := _line_of_file(file, device):
-        return f"line {line} writes it to a file, which another program that the file starts may read"
+    if line := next(filter(None, (line_of_file(file, use) for use in uses_of(file, device))), 0):
+        return f"line {line} writes it to a file, which another program may read"
+    if reason := unknown_receiver(file, device):
+        return reason
     for use in uses_of(file, device):
         if line := _line_of_attribute(file, use):
             return f"line {line} looks for a name, or runs a command, with the device in it"
         text = text_with(file, use)
+        if text is not None and (line := _line_of_text(file, text)):
+            return f"line {line} writes it to a file, which another program may read"
         if text is not None and (line := _line_of_load(file, text)):
             return f"line {line} reads a file that has the device in its name"
         if text is not None and (line := _line_of_name(file, text)):
@@ -70,6 +72,11 @@ def _line_of_name(file: SourceFile, text: cst.CSTNode) -> int:
     return 0
 
 
+def _line_of_text(file: SourceFile, text: cst.CSTNode) -> int:
+    """The line in which a text is written to a file; 0 if it is not, or to the terminal."""
+    return next(filter(None, (line_of_file(file, use) for use in uses_of(file, text, computed=True))), 0)
+
+
 def _line_of_attribute(file: SourceFile, use: cst.CSTNode) -> int:
     """The line in which a device is the name of code: ``getattr(kernels, device)``; 0 for a name of torch."""
     given = file.tree.given_to(use)
@@ -77,24 +84,6 @@ def _line_of_attribute(file: SourceFile, use: cst.CSTNode) -> int:
         return 0
     is_torchs = given.index > 0 and file.tree.qualified(given.call.args[0].value) == "torch"
     return 0 if is_torchs else file.tree.line(file.span(given.call).start)
-
-
-def _line_of_file(file: SourceFile, device: cst.CSTNode) -> int:
-    """The line in which a device, or settings with it, are written to a file, if the code starts programs."""
-    for use in uses_of(file, device) if _starts_programs(file) else ():
-        for held in (use, *holders_given(file, use)):
-            given = file.tree.given_to(held)
-            if given is not None and _WRITES.search(given.name) and not given.full.startswith("torch."):
-                return file.tree.line(file.span(given.call).start)
-    return 0
-
-
-@kept
-def _starts_programs(file: SourceFile) -> bool:
-    if not any(word in file.tree.text for word in STARTING_WORDS):
-        return False
-    calls = file.tree.of_type(cst.Call)
-    return any(_STARTS.match(file.tree.qualified(call.func) or "") for call in calls)
 
 
 def _runs(function: str, index: int | None) -> bool:

@@ -15,25 +15,16 @@ import libcst as cst
 from acclimate_port.conditions.branches import branches_of_result, controlled_quietly
 from acclimate_port.conditions.statements import decided_by, whole_condition
 from acclimate_port.dataflow.receivers import (
-    KEEP_SETTINGS,
-    OF_OTHERS,
     holders_given,
     package_of_object,
     uses_lightning,
 )
 from acclimate_port.dataflow.uses import uses_of, whole_choice
 from acclimate_port.source.calls_by_text import STARTING
+from acclimate_port.source.known_packages import FOR_ANY, KEEP_SETTINGS, OF_OTHERS
 from acclimate_port.source.tree import Span, called_name, dotted, entry_key, last_name, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
-FOR_ANY = {
-    *("torch", "torchvision", "torchaudio", "torchdata", "torchtext", "torchmetrics", "torchao", "torchtune"),
-    *("torchtitan", "functorch", "accelerate", "transformers", "diffusers", "peft", "trl", "deepspeed"),
-    *("acclimate", "safetensors", "optimum", "timm", "tensordict", "torchrl", "torch_geometric", "einops"),
-    *("pytest", "click", "typer", "pydantic", "attr", "parameterized", "hypothesis", "nose", "matplotlib"),
-    *("seaborn", "scipy", "datasets", "psutil", "packaging", "requests", "colorama", "termcolor"),
-}
-"""Packages that mean any accelerator by a flag or a number, or that choose no device by one."""
 _WORD = re.compile(r"(?<![A-Za-z])(gpus?|cuda|nvenc|nvdec|cuvid|nvidia)(?![a-z])", re.IGNORECASE)
 _LONGEST_WORD = 60
 _DEVICE = re.compile(r"cuda(:\d*)?$")
@@ -56,6 +47,9 @@ _TELLS = re.compile(
     re.IGNORECASE,
 )
 """Names of functions and classes that tell a person of something, or keep what is told."""
+_TERMINAL = re.compile(r"(sys\.)?std(out|err)\.|tqdm\.|st\.|click\.")
+_WRITES = re.compile(r"(^|_)(dump|write|writerows?|save|to_csv|to_json)(_|$)")
+"""Functions that write a file of settings."""
 _OF_TORCH = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables by which torch's own ranks are counted, on every accelerator."""
 _SAID = ("reason", "msg", "message", "desc", "help", "description", "title", "label")
@@ -65,6 +59,9 @@ _OPTIONS_OF_GPUS = re.compile(r"(^|_)(n|num)?_?gpus?(_per_\w+)?$|^cuda_device$|^
 """Arguments by which libraries are told to use NVIDIA's GPUs."""
 _KEY_OF_GPUS = re.compile(r"(num_)?gpus?$", re.IGNORECASE)
 """Keys of dictionaries by which schedulers are asked for GPUs."""
+_ABOUT_CUDA = re.compile(r"cuda.*avail|avail.*cuda|nvidia", re.IGNORECASE)
+"""Names that say that CUDA is there."""
+_KEY_ABOUT_CUDA = re.compile(r"cuda|nvidia", re.IGNORECASE)
 _MOST = 60
 
 
@@ -80,11 +77,15 @@ def reason_against_giving(file: SourceFile, question: cst.CSTNode) -> str:
         )
     if word := _word_for_lightning(file, question, values):
         return f"it decides about `{word}`, by which Lightning or another library chooses CUDA"
+    if name := _field_about_cuda(file, values):
+        return f"it is kept as `{name}`, by which the program may tell of CUDA"
     for value in values:
         if variable := _variable_set(file, value):
             return (
                 f"it sets the variable `{variable}` of the environment, by which other code may choose CUDA"
             )
+        if line := line_of_file(file, value):
+            return f"line {line} writes its answer to a file, which another program may read"
         if line := _text_given(file, value):
             return f"a text or a command in line {line}, which other code reads, is made by its answer"
     if line := _command_with_gpus(file, question, values):
@@ -251,6 +252,17 @@ def _names_given(file: SourceFile, value: cst.CSTNode) -> Iterator[str]:
         yield given.word
 
 
+def _field_about_cuda(file: SourceFile, values: list[cst.CSTNode]) -> str:
+    """The argument or the key by which an answer is kept, if it says that CUDA is there; else ``""``."""
+    for value in values:
+        at = file.tree.parent(value)
+        says = _KEY_ABOUT_CUDA if isinstance(at, cst.DictElement) else _ABOUT_CUDA
+        names = _names_given(file, value) if isinstance(at, (cst.Arg, cst.DictElement)) else ()
+        if name := next((one for one in names if says.search(one)), ""):
+            return name
+    return ""
+
+
 def _word_for_lightning(file: SourceFile, question: cst.CSTNode, values: list[cst.CSTNode]) -> str:
     """The setting of Lightning's trainers that a test decides about: ``cfg.trainer.accelerator = "cpu"``."""
     words = _OF_LIGHTNING if uses_lightning(file) else {"accelerator"}
@@ -307,6 +319,18 @@ def _variable_set(file: SourceFile, value: cst.CSTNode) -> str:
             key = entry_key(one) or "?"
             return "" if key in _OF_TORCH else key
     return ""
+
+
+def line_of_file(file: SourceFile, value: cst.CSTNode) -> int:
+    """The line in which a value, or settings with it, are written to a file; 0 if they are not."""
+    for held in (value, *holders_given(file, value)):
+        given = file.tree.given_to(held)
+        is_known = (
+            given is None or given.full.startswith("torch.") or _TERMINAL.match(dotted(given.call.func))
+        )
+        if given is not None and _WRITES.search(given.name) and not is_known:
+            return file.tree.line(file.span(given.call).start)
+    return 0
 
 
 def _text_given(file: SourceFile, value: cst.CSTNode) -> int:

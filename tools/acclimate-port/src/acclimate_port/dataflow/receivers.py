@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import libcst as cst
 
-from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import calls_of, parameter_of, reads_of, uses_of
-from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_MODULES, OWN_OBJECTS
+from acclimate_port.source.known_packages import BUILT_ON_TORCH, FOLLOW_TORCH, KEEP_SETTINGS, OF_OTHERS
 from acclimate_port.source.tree import (
     called_name,
     dotted,
     entry_key,
     last_name,
-    modules_of,
     packages_of,
     string_value,
 )
-from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
 
-_OF_TORCH = {
-    *("torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchrl", "torchmetrics", "torchao"),
-    *("torchtune", "torchtitan", "functorch", "torch_geometric", "torch_scatter", "torch_sparse", "ignite"),
-    *("transformers", "diffusers", "accelerate", "peft", "trl", "safetensors", "timm", "optimum", "lm_eval"),
-    *("deepspeed", "acclimate", "lightning", "lightning_fabric", "pytorch_lightning", "fairscale", "fairseq"),
-    *("monai", "kornia", "botorch", "gpytorch", "pyro", "open_clip", "clip", "mmcv", "mmengine", "einops"),
-    *("lpips", "piq", "huggingface_hub", "skorch", "flair", "stable_baselines3", "pytorch3d", "tensordict"),
-    *("detectron2", "segment_anything", "sentence_transformers", "nemo", "megatron"),
-}
-"""Packages that give a device's name to torch."""
-OF_OTHERS = {
-    *("faster_whisper", "ctranslate2", "whisperx", "xgboost", "lightgbm", "catboost", "onnxruntime", "onnx"),
-    *("sklearn", "spacy", "thinc", "tokenizers", "jax", "jaxlib", "tensorflow", "cupy", "cuml", "cudf"),
-    *("numba", "llama_cpp", "paddle", "paddleocr", "mxnet", "openvino", "tensorrt", "warp", "taichi"),
-    *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr", "ultralytics"),
-    "torchcodec",
-}
-"""Packages with devices of their own, which do not know torch's names for other accelerators."""
 LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 """Packages that give torch a device, but refuse names of accelerators that are not in a list of their own."""
-_KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
+_KEPT_BY = {"click", "typer", "pytest", "pydantic", "attr"}
+_KNOWN = {*FOLLOW_TORCH, *sys.stdlib_module_names, *_KEPT_BY}
 """Packages that keep a device's name as it is, or give it to torch."""
 _OF_CUDA_ALONE = {
     f"torchvision.io.{module}{name}"
@@ -52,21 +31,38 @@ _OF_CUDA_ALONE = {
     for name in ("decode_jpeg", "decode_image", "encode_jpeg")
 }
 """Functions built on torch that take no other device than CUDA's and the CPU."""
-KEEP_SETTINGS = {
-    *("wandb", "mlflow", "neptune", "comet_ml", "swanlab", "clearml", "aim", "tensorboard", "tensorboardX"),
-    *("yaml", "ruamel", "toml", "tomli_w", "orjson", "omegaconf", "hydra", "easydict", "munch", "addict"),
-    *("ml_collections", "yacs", "box", "absl", "gin", "fire", "tyro", "jsonargparse", "simple_parsing"),
-    *("draccus", "sacred", "attrs", "cattrs", "loguru", "rich", "tabulate", "prettytable", "tqdm"),
-    *("numpy", "pandas", "ray", "optuna", "submitit", "dill", "cloudpickle", "joblib", "six", "typeguard"),
-}
-"""Packages that store, show or pass on settings, and choose no device by them."""
+_KEEP_VALUES = (
+    *(
+        "argparse",
+        "optparse",
+        "logging",
+        "warnings",
+        "functools",
+        "dataclasses",
+        "copy",
+        "typing",
+        "contextlib",
+    ),
+    *(
+        "collections",
+        "itertools",
+        "multiprocessing",
+        "threading",
+        "concurrent",
+        "queue",
+        "enum",
+        "types",
+        "abc",
+    ),
+    *("inspect", "pprint", "operator", "weakref", "traceback", "unittest", "asyncio", "builtins", "sys"),
+    *("os.getenv", "os.environ.get", "typing_extensions", "__future__", "re"),
+)
+"""Modules and functions of Python that give a device's name to nothing but the program, or to a message."""
 _HOLDERS = {"dict", "Namespace", "SimpleNamespace", "EasyDict", "Munch", "Box", "create", "Dict"}
 """Classes and functions that make an object with settings of their arguments."""
 _COPIES = {"vars", "dict", "asdict", "copy", "deepcopy", "list", "tuple", *_HOLDERS}
 """Functions whose result holds what their argument holds."""
 
-_MODEL = re.compile(r"(^|_)(model|net|network|module)$")
-"""Names of models, which are torch's also beside graphs of another library."""
 _OWN = ("self", "cls")
 _PARSE = ("parse_args", "parse_known_args")
 _MOST_HOLDERS = 100
@@ -100,6 +96,37 @@ def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
     return None
 
 
+@kept
+def unknown_receiver(file: SourceFile, device: cst.CSTNode) -> str:
+    """Why a device, or an object that holds it, may reach code that is not known to take it; or ``""``."""
+    for use in uses_of(file, device):
+        for held in (use, *holders_given(file, use)):
+            given = file.tree.given_to(held)
+            full = full_name_of_method(file, given.call.func) if given is not None else ""
+            if given is not None and full and not _takes_devices(file, full):
+                line = file.tree.line(file.span(given.call).start)
+                is_other = full.partition(".")[0] in OF_OTHERS
+                why = "has its own names of devices" if is_other else "may do anything with a device's name"
+                return f"line {line} gives it to `{full}`, which {why}"
+    return ""
+
+
+def _takes_devices(file: SourceFile, full: str) -> bool:
+    """Whether a function is known to give a device to torch, to the program, or to a message."""
+    package = full.partition(".")[0]
+    is_known = package in FOLLOW_TORCH | KEEP_SETTINGS | _KEPT_BY or package in file.survey.modules
+    return is_known or f"{full}.".startswith(tuple(f"{one}." for one in _KEEP_VALUES))
+
+
+def full_name_of_method(file: SourceFile, function: cst.CSTNode) -> str:
+    """The full name of a function, or of a method of an object whose class is known; ``""`` of others."""
+    full = next(iter(file.tree.may_be(function)), "")
+    if full or not isinstance(function, cst.Attribute):
+        return full
+    package = package_of_object(file, function)
+    return f"{package}.{function.attr.value}" if package else ""
+
+
 def receiver_of_settings(file: SourceFile, held: cst.CSTNode) -> Receiver | None:
     """The library that gets an object with settings, and may choose a device by them."""
     given = file.tree.given_to(held)
@@ -124,7 +151,7 @@ def holders_given(file: SourceFile, value: cst.CSTNode) -> Iterator[cst.CSTNode]
             while isinstance(holder, (cst.Name, cst.Attribute, cst.Subscript)) and dotted(holder) not in _OWN:
                 wholes += file.tree.reads(holder)
                 holder = getattr(holder, "value", None)
-    elif isinstance(at, cst.DictElement):
+    elif isinstance(at, (cst.DictElement, cst.Element)):
         wholes += [around] if (around := file.tree.parent(at)) is not None else []
     elif isinstance(at, cst.Arg) and at.keyword is not None:
         call = file.tree.parent(at)
@@ -194,61 +221,7 @@ def _is_own_class(file: SourceFile, call: cst.Call) -> bool:
 def uses_torch(file: SourceFile) -> bool:
     """Whether a file names torch, or imports a package that is built on it."""
     packages = {package for statement in file.tree.imports for package in packages_of(statement)}
-    return "torch" in file.names or not _OF_TORCH.isdisjoint(packages)
-
-
-def moves_for_others(file: SourceFile, device: cst.CSTNode) -> str:
-    """Why a device may reach an object of another library: a move of what is not shown to be torch's.
-
-    Such a file, or a module of the project that it imports, imports a library with objects of its own.
-    """
-    library = _objects_of(file)
-    for use in uses_of(file, device) if library else ():
-        given = file.tree.given_to(use)
-        is_move = given is not None and called_name(given.call) == "to" and takes_device(given)
-        if given is None or not is_move or not isinstance(given.call.func, cst.Attribute):
-            continue
-        moved = given.call.func.value
-        is_model = library in OWN_OBJECTS and _MODEL.search(last_name(moved)) is not None
-        is_torchs = file.values.of(moved).kind in (Kind.TENSOR, Kind.MODULE)
-        if library_of_layers(file, moved) or not (is_model or is_torchs):
-            line = file.tree.line(file.span(given.call).start)
-            return f"line {line} may move an object of `{library}`, which does not run on every accelerator"
-    return ""
-
-
-def library_of_layers(file: SourceFile, moved: cst.CSTNode) -> str:
-    """The library of sparse layers that a module may hold, in a file that imports one; or ``""``."""
-    library = _objects_of(file)
-    is_module = library in OWN_MODULES and file.values.of(moved).kind is not Kind.TENSOR
-    return library if is_module else ""
-
-
-@kept
-def _objects_of(file: SourceFile) -> str:
-    """The library whose objects a file may have."""
-    for statement in file.tree.imports:
-        is_optional = any(isinstance(one, (cst.Try, cst.If)) for one in file.tree.ancestors(statement))
-        counting = OWN_OBJECTS if is_optional else (*OWN_OBJECTS, *OWN_LAYERS)
-        modules = modules_of(statement)
-        if found := next((one for one in packages_of(statement) if one in counting), ""):
-            return found
-        if isinstance(statement, cst.ImportFrom):
-            if any(one.startswith("Dgl") for one in _names_imported(statement)):
-                return "dgl"  # `from ogb.linkproppred import DglLinkPropPredDataset`
-            module = dotted(statement.module) if statement.module is not None else ""
-            held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
-            modules = [module, *(f"{module}.{dotted(one.name)}" for one in held)]
-        for folder, name, library in file.survey.own_objects:
-            for parts in (one.split(".") for one in modules):
-                if parts[-1] == name and (len(parts) == 1 or not parts[-2] or parts[-2] == folder):
-                    return library
-    return ""
-
-
-def _names_imported(statement: cst.ImportFrom) -> list[str]:
-    held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
-    return [dotted(one.name) for one in held]
+    return "torch" in file.names or not BUILT_ON_TORCH.isdisjoint(packages)
 
 
 def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
@@ -272,6 +245,9 @@ def package_of_object(file: SourceFile, method: cst.CSTNode) -> str:
     if isinstance(held, cst.Name):
         values = file.bound_values(held)
         held = values[0] if len(values) == 1 else None
+    elif isinstance(held, cst.Attribute) and dotted(held.value) in _OWN:
+        given = file.values.given_to_attributes.get(dotted(held), [])
+        held = given[0] if len(given) == 1 else None
     if not isinstance(held, cst.Call):
         return ""
     return next(iter(file.tree.may_be(held.func)), "").partition(".")[0]

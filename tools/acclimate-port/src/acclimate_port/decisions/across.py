@@ -9,7 +9,6 @@ What chooses a device also relies on what else the files that hold or import it 
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -87,10 +86,8 @@ _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 """Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
 _TRAINERS = (*LIGHTNING, *BY_CALL)
 """Libraries that run a program's own code on the device that they choose."""
-_BUILDERS = ("torch.utils.cpp_extension.load",)
 _TOOL = "nvidia-smi"
 _RAISE_WITHOUT_COMMAND = ("subprocess.check_output", "subprocess.check_call")
-_KERNELS = re.compile(r"\.cu[\"']|\bcuda_sources\b")
 _ACCESSES = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
 _MAY_NOT_RUN = (
     *(cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.For, cst.While),
@@ -128,10 +125,9 @@ class Across:
             self._relying[_LOAD].append(index)
             for text in self._homes(index):
                 self._relying[Symbol(Kind.BOUND, text)].append(index)
+                self._relying[Symbol(Kind.UNKNOWN, text)].append(index)
             if home := self._outermost(decisions[index].finding.node):
                 self._relying[Symbol(Kind.USE, f"here:{home}")].append(index)
-            for name in self._operators_called:
-                self._relying[Symbol(Kind.OPERATOR, f"any:{name}")].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
@@ -230,10 +226,6 @@ class Across:
         for question, text in self._questions_that_stay():
             add(Symbol(Kind.ANSWER, text), question)
         registered = kernels_registered(self._file)
-        for call in registered:
-            names = (string_value(one.value) for one in call.args)
-            for name in (one for one in names if one is not None):
-                add(Symbol(Kind.OPERATOR, f"any:{name.rpartition(':')[2]}"), self._file.span(call))
         called = self._file.attributes.get("ops", ()) if registered else ()
         for node in (*registered, *called):
             for text in (*self._homes_of(node), *self._decorated(node)):
@@ -268,13 +260,6 @@ class Across:
             function = self._file.tree.function(finding.node) if finding.node is not None else None
             if isinstance(function, cst.FunctionDef) and asks_for_device(self._file, finding):
                 yield finding.place, of_function(self._file, function)
-
-    @cached_property
-    def _operators_called(self) -> set[str]:
-        """The names of the operators that the file calls: ``f`` of ``torch.ops.own.f(x)``."""
-        chains = (one for one in self._file.tree.of_type(cst.Attribute) if "ops" in self._file.attributes)
-        full = (self._file.tree.qualified(one) or "" for one in chains)
-        return {name.split(".")[3] for name in full if name.startswith("torch.ops.") and name.count(".") > 2}
 
     def _decorated(self, node: cst.CSTNode) -> Iterator[str]:
         """The function that a call is a decorator of."""
@@ -633,23 +618,13 @@ class Across:
                 yield from ((index, text) for index in self._all.counted([later]) if index in placed)
 
     def _builds(self) -> Iterator[tuple[Symbol, Span]]:
-        """The functions that end a program without CUDA: they build an extension, or run NVIDIA's tools."""
+        """The functions that end a program without CUDA, as they run NVIDIA's tools."""
         file = self._file
         for call in file.tree.of_type(cst.Call) if _TOOL in file.tree.text else ():
             is_run = file.tree.qualified(call.func) in _RAISE_WITHOUT_COMMAND
             if is_run and _TOOL in file.tree.source(call) and not file.is_guarded(call):
                 around = [*file.tree.ancestors(call)]
                 if not any(isinstance(one, (cst.Try, cst.IfExp, cst.If)) for one in around):
-                    functions = (of_function(file, one) for one in around if isinstance(one, cst.FunctionDef))
-                    yield from ((Symbol(Kind.BUILD, text), file.span(call)) for text in functions)
-        if "cpp_extension" not in file.tree.text or not _KERNELS.search(file.tree.text):
-            return
-        for call in file.tree.of_type(cst.Call):
-            if (file.tree.qualified(call.func) or "").startswith(_BUILDERS):
-                around = [*file.tree.ancestors(call)]
-                tests = (one.test for one in around if isinstance(one, cst.If))
-                is_optional = any(isinstance(one, (cst.Try, cst.IfExp)) for one in around)
-                if not is_optional and all(_asks_for_first(file.tree.source(one)) for one in tests):
                     functions = (of_function(file, one) for one in around if isinstance(one, cst.FunctionDef))
                     yield from ((Symbol(Kind.BUILD, text), file.span(call)) for text in functions)
 
@@ -748,11 +723,6 @@ class Across:
         if reached and isinstance(value, cst.Attribute) and value.attr.value == "device":
             for text in sources(self._file, value.value):
                 yield Symbol(Kind.DEVICE, reached), Symbol(Kind.TENSOR, text)
-
-
-def _asks_for_first(test: str) -> bool:
-    """Whether a test asks if something is not made yet: ``ops is None``, ``not hasattr(self, "ops")``."""
-    return test.endswith("is None") or test.startswith("not ")
 
 
 def _after(function: str) -> Symbol:

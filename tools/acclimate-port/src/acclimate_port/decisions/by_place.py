@@ -37,7 +37,6 @@ from acclimate_port.dataflow.own_devices import (
     given_by_base,
     moved_by_lightning,
 )
-from acclimate_port.dataflow.receivers import moves_for_others
 from acclimate_port.dataflow.uses import class_around
 from acclimate_port.decisions.decision import asks_for_device, is_test, may_take_host
 from acclimate_port.decisions.links import GIVE_DEVICE
@@ -159,7 +158,7 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     if not reason and is_device:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
-        reason = moves_for_others(file, node) or reason_against_words(file, node)
+        reason = reason_against_words(file, node)
     if not reason and is_device and _NUMBERED.match(string_value(node) or "") and file.is_guarded(node):
         reason = _ONE_DEVICE
     is_choice = finding.rule.name in _CHOOSE_DEVICE or _finds_device(file, finding)

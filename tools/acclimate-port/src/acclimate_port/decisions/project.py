@@ -11,12 +11,11 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from acclimate_port.conditions.given_away import FOR_ANY
-from acclimate_port.dataflow.receivers import KEEP_SETTINGS
 from acclimate_port.decisions.fixtures import with_fixtures
 from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.float64 import REASON
+from acclimate_port.source.known_packages import FOR_ANY, KEEP_SETTINGS
 from acclimate_port.source.named_in_texts import Names, Text
 from acclimate_port.source.outline import REGISTERS, Outline
 from acclimate_port.source.settings_files import SUFFIXES, nearest
@@ -34,14 +33,14 @@ _REASONS = {
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.ANSWER: "it tests a function that asks for CUDA at {place}, which stays as it is",
-    Kind.OPERATOR: "{place} registers a kernel for CUDA of an operator that runs here, and for no other",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.WIDE: REASON,
     Kind.GROUP: "gloo takes tensors of CUDA and of the host only, as does MPI, and {place} exchanges some",
     Kind.KERNEL: "Apple's MPS has no kernel for a function of torch that {place} calls",
     Kind.BOUND: "{place} gives tensors on the device to code that takes them from CUDA alone",
+    Kind.UNKNOWN: "{place} runs code of which nothing shows that it follows torch's devices",
     Kind.IMPORT: "{place}, without which this file cannot be imported, needs NVIDIA's GPUs or its compiler",
-    Kind.BUILD: "{place}, which runs before it, builds an extension for CUDA or runs NVIDIA's tools",
+    Kind.BUILD: "{place}, which runs before it, runs NVIDIA's tools",
     Kind.SPLIT: "{place} reads the devices of a wrapped model, which has none on other accelerators",
     Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
@@ -59,14 +58,16 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_OF_VALUES = (Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.FLOAT64, Kind.SPLIT, Kind.IMPORT)
+_OF_VALUES = (
+    *(Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.UNKNOWN, Kind.FLOAT64, Kind.SPLIT, Kind.IMPORT),
+)
 """What is known of each file that has been read, also if it was not ported."""
 _ALSO_IN_ONE_FILE = (
     *(Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.LOAD),
-    *(Kind.IMPORT, Kind.BUILD, Kind.ANSWER),
+    *(Kind.IMPORT, Kind.BUILD, Kind.ANSWER, Kind.UNKNOWN),
 )
 """What the joins inside one file do not look for."""
-_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND)
+_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.UNKNOWN)
 """What is followed through all functions that a program calls."""
 _LOOKS_UP = re.compile(r"(^|_)(build|create|get|make|lookup|load)(_|$)")
 """Names of functions of other packages that look something up in a registry."""

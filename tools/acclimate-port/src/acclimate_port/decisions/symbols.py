@@ -64,20 +64,20 @@ class Kind(Enum):
     """One whose code calls what Apple's GPUs have no kernel for, or takes the device in place of the host."""
     BOUND = "bound"
     """One whose code gives tensors of the device to what takes them from CUDA alone, or takes the device."""
+    UNKNOWN = "unknown"
+    """One whose code runs code that is not known to follow torch's devices, or takes the device."""
     LOAD = "load"
     """A file whose code loads a checkpoint to the device that it was saved on."""
     IMPORT = "import"
     """A file that cannot be imported without CUDA."""
     BUILD = "build"
-    """A function that builds an extension for CUDA, and raises where it cannot."""
+    """A function that runs NVIDIA's tools, and raises where there are none."""
     SPLIT = "split"
     """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"
     """A number of 64 bits that a function gets."""
     ANSWER = "answer"
     """A function that asks for CUDA, and whose result may say so."""
-    OPERATOR = "operator"
-    """An operator of the program's own, which has a kernel for CUDA and none for other accelerators."""
     USE = "use"
     """A function or class that chooses a device, which code of the project may use."""
     TEST = "test"
@@ -86,7 +86,7 @@ class Kind(Enum):
 
 TOGETHER = (
     *(Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE, Kind.WIDE, Kind.GROUP, Kind.KERNEL),
-    Kind.BOUND,
+    *(Kind.BOUND, Kind.UNKNOWN),
 )
 """What stays or is ported together in each file and in what it imports."""
 

@@ -23,7 +23,6 @@ from acclimate_port.engine import Look, Settings, Site, Status, may_concern, por
 from acclimate_port.files.notebook import Notebook, code_of
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write
 from acclimate_port.source.build_scripts import is_build_script
-from acclimate_port.source.cuda_packages import OF_GRAPHS
 from acclimate_port.source.cuda_tensors import given_to_cuda
 from acclimate_port.source.float64 import float64
 from acclimate_port.source.mps_kernels import without_mps
@@ -44,6 +43,7 @@ from acclimate_port.source.settings_files import (
 )
 from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import module_of, parse_as_python, text_of
+from acclimate_port.source.unknown_code import unknown_code
 
 _FEW_FILES = 4
 _PROGRAMS = (".py", ".ipynb")
@@ -380,9 +380,10 @@ def _with_values(facts: Facts, source: str | bytes, known: Survey, sites: Sequen
     stays = {Symbol(Kind.WIDE, f"here:{home}"): line for home, line in found.on_device.items()}
     stays |= {Symbol(Kind.GROUP, f"here:{home}"): line for home, line in on_groups(source).items()}
     stays |= {Symbol(Kind.KERNEL, f"here:{home}"): line for home, line in without_mps(source).items()}
-    has_graphs = any(library in OF_GRAPHS for _, _, library in known.own_objects)
-    bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers, has_graphs=has_graphs)
+    bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers)
     stays |= {Symbol(Kind.BOUND, f"here:{home}"): line for home, line in bound.items()}
+    unknown = unknown_code(source, known)
+    stays |= {Symbol(Kind.UNKNOWN, f"here:{home}"): line for home, line in unknown.items()}
     stays |= {Symbol(Kind.FLOAT64, text): line for text, line in found.given.items()}
     if line := line_that_needs_cuda(source, known.extensions_of_cuda):
         stays[Symbol(Kind.IMPORT, f"here:{MODULE}")] = line

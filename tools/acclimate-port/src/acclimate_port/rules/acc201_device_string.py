@@ -101,9 +101,8 @@ function that only by its name sets a device. It is left if the program has its 
 (`@register("cuda")`), and as a key of a table in which `x.device.type` is looked up: on a host, the accelerator's name
 would be that of the CPU's entry. The default, the choices and the field of one option are ported together, and so are moves whose results one call gets, such as `torch.cat`.
 
-A device is unsafe if it may reach an object of a library that does not run on every accelerator: a file that imports
-DGL, Warp, bitsandbytes, Transformer Engine, apex or a library of sparse layers such as spconv, or a module of the project that does, moves with it what is not shown
-to be torch's. It is unsafe too in a file that names no torch and nothing built on it, if no call there takes the text as a device.
+A device is unsafe in a program with code that is not known to follow torch's devices: a package such as DGL, Warp,
+bitsandbytes or spconv, a compiled module, an operator of the project's own. It is unsafe too in a file that names no torch and nothing built on it, if no call there takes the text as a device.
 
 A device is unsafe in a file that cannot be imported without a package for NVIDIA GPUs, such as flash_attn or bitsandbytes, or that
 imports a module which cannot; beside operators that run on a CPU and with CUDA alone (torch_cluster, torch_scatter, pytorch3d,

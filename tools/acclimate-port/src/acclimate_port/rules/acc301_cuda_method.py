@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import libcst as cst
 
 from acclimate_port.conditions.class_tests import is_tested_to_be_torchs
-from acclimate_port.dataflow.receivers import library_of_layers
 from acclimate_port.dataflow.sinks import holds_device_name
 from acclimate_port.new_code.edits import Edit, insert, replace
 from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, cuda_name
@@ -149,8 +148,6 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         if has_unpacking(node) or (node.args and any(argument.comma is None for argument in node.args)):
             return self.left(file, node, "no rule converts these arguments")
         unsafe = "" if is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
-        if layers := library_of_layers(file, receiver):
-            unsafe = f"it may hold layers of `{layers}`, which does not run on every accelerator"
         finding = self._call(file, node, node.func, unsafe)
         if finding.edits and positional(node) and _is_storage(file, receiver):
             name = insert(file.span(node.args[0]).start, "device=")

@@ -250,7 +250,10 @@ def _copies(file: SourceFile, call: cst.Call, argument: cst.Arg, way: _Way) -> b
     is_first = bool(call.args) and call.args[0] is argument
     if not is_first or called_name(call) != "load_state_dict" or not isinstance(call.func, cst.Attribute):
         return False
-    if keyword(call, "assign") is not None or "load_state_dict" in file.methods:
+    may_assign = (
+        keyword(call, "assign") is not None or len(call.args) > 2 or any(one.star for one in call.args)
+    )
+    if may_assign or "load_state_dict" in file.methods:
         return False
     receiver = call.func.value
     if isinstance(receiver, cst.Call):

@@ -60,12 +60,6 @@ RUNTIMES = {
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
 QUERIES = ("NVML", "GPUtil", "gpustat", "nvitop")
 """Those that only query GPUs."""
-OWN_OBJECTS = ("dgl", "dgllife", "warp", "nvalchemiops")
-"""Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
-OF_GRAPHS = ("dgl", "dgllife")
-"""Those of them whose objects are graphs."""
-OWN_MODULES = ("spconv", "torchsparse", "MinkowskiEngine")
-"""Packages of sparse layers, of which a model is made: it moves only where they run."""
 OPERATORS = (
     *(
         "torch_scatter",
@@ -77,6 +71,23 @@ OPERATORS = (
         "pykeops",
     ),
     *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin", "nvidia.dali"),
+    *(
+        f"torch_geometric.nn.{name}"
+        for name in (
+            "knn",
+            "knn_graph",
+            "radius",
+            "radius_graph",
+            "fps",
+            "nearest",
+            "knn_interpolate",
+            "voxel_grid",
+        )
+    ),
+    *(
+        f"torch_geometric.nn.{name}"
+        for name in ("DynamicEdgeConv", "XConv", "GravNetConv", "graclus", "SplineConv")
+    ),
     *("natten", "k2", "torchaudio.functional.forced_align", "torchaudio.functional.rnnt_loss"),
     *("torchaudio.transforms.RNNTLoss", "torchaudio.models.decoder"),
     *("horovod", "warpctc_pytorch", "warprnnt_pytorch", "spatial_correlation_sampler", "inplace_abn"),
@@ -90,5 +101,3 @@ NEEDED = {
 """Packages for NVIDIA GPUs without which a program that imports them in any case does not start."""
 ONLY_QUERY = {"pynvml", "py3nvml", "nvidia_smi"}
 """Packages that are imported anywhere, and whose functions need NVIDIA's driver."""
-OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex", *OWN_MODULES)
-"""Packages with such layers, which a program with an optional import of them has beside torch's."""

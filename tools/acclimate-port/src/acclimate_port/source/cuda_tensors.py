@@ -31,9 +31,6 @@ _PACKAGES = re.compile(
     re.M,
 )
 """Imports of packages for NVIDIA's GPUs that may not run when a file is imported, and kernels of numba."""
-_GRAPH = re.compile(r"(^|_)(bg|graphs?)$|^g$", re.IGNORECASE)
-"""Names of graphs, which other libraries of the kind do not give to theirs: `data`, `batch`."""
-_MOVES_GRAPH = re.compile(r"(?:\b|_)(?:bg|graphs?|g)\.to\(", re.IGNORECASE)
 _OPTIONAL = (ast.If, ast.IfExp, ast.Try, ast.BoolOp, ast.Lambda)
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
@@ -89,7 +86,6 @@ def given_to_cuda(
     extensions: frozenset[str] = frozenset(),
     *,
     by_workers: bool = False,
-    has_graphs: bool = False,
 ) -> dict[str, int]:
     """The functions and classes whose code does so, and the first line.
 
@@ -99,13 +95,11 @@ def given_to_cuda(
         source: the file.
         extensions: the names of extensions for CUDA that the project builds.
         by_workers: whether the project loads data in other processes, which get what a dataset holds.
-        has_graphs: whether the project has graphs of DGL, which are on a CPU or with CUDA alone.
     """
     text = text_of(source)
     is_likely = any(word in text for word in _USES_WORDS) and _USES.search(text) is not None
     uses_package = _PACKAGES.search(text) is not None
-    has_graphs = has_graphs and _MOVES_GRAPH.search(text) is not None
-    module = module_of(source) if is_likely or uses_package or has_graphs else None
+    module = module_of(source) if is_likely or uses_package else None
     if module is None:
         return {}
     natives = _natives(module, extensions) if "cpu" in text else set()
@@ -123,8 +117,6 @@ def given_to_cuda(
             lines += _held_by_dataset(statement)
         if workers is not None:
             lines += _given_by_worker(statement, workers)
-        if has_graphs:
-            lines += _graphs_moved(statement)
         if uses_package:
             lines += _needing_packages(statement, packages, kernels)
         lines += _taken_by_others(module if home is MODULE else statement, statement, text)
@@ -406,16 +398,6 @@ def _needing_packages(statement: ast.stmt, tried: set[str], kernels: set[str]) -
                 is_started = isinstance(node.func, ast.Subscript) and _text(node.func.value) in kernels
                 if is_started or _text(node.func).partition(".")[0] in names:
                     yield node.lineno
-
-
-def _graphs_moved(statement: ast.stmt) -> Iterator[int]:
-    """The lines that move a graph by its name: ``bg.to(args["device"])``."""
-    for node in python_nodes(statement):
-        moved = (
-            node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
-        )
-        if isinstance(node, ast.Call) and moved is not None and _is_move(node):
-            yield from [node.lineno] if _GRAPH.search(last_python_name(moved)) else []
 
 
 def _before_return(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -42,23 +42,56 @@ _COMPUTE = {
     *("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "sin", "cos", "tan", "arcsin", "arccos"),
     *("arctan", "arctan2", "tanh", "sinh", "cosh", "mean", "average", "std", "var", "median", "percentile"),
     *("quantile", "divide", "true_divide", "power", "deg2rad", "radians", "nanmean", "nanstd", "cov"),
-    "corrcoef",
+    *("corrcoef", "inv", "pinv", "norm", "svd", "qr", "eigh", "eig", "eigvals", "solve", "lstsq", "det"),
+    *("cholesky", "interp", "gradient", "trapz", "hypot", "sinc", "logaddexp", "cbrt", "degrees", "rad2deg"),
 }
 """Functions of numpy whose result is of 64 bits, unless they get an array of fewer."""
-_KEEP = {
-    *("array", "asarray", "asanyarray", "ascontiguousarray", "copy", "stack", "vstack", "hstack", "dstack"),
-    *("concatenate", "column_stack", "maximum", "minimum", "clip", "where", "tile", "repeat"),
-    *("expand_dims", "transpose", "reshape", "squeeze", "pad", "append", "prod", "sum", "cumsum"),
-    *("cumprod", "abs", "atleast_1d", "atleast_2d", "ravel", "flip", "roll", "broadcast_to", "negative"),
-    *("multiply", "add", "subtract", "dot", "matmul", "diff", "insert", "delete", "split", "array_split"),
-    *("moveaxis", "swapaxes", "rollaxis", "sort", "max", "min", "amax", "amin", "diag", "outer", "take"),
-    "square",
+_GIVE_WHOLE = {
+    *("argmax", "argmin", "argsort", "argwhere", "nonzero", "flatnonzero", "bincount", "digitize", "indices"),
+    *("searchsorted", "count_nonzero", "unravel_index", "ravel_multi_index", "triu_indices", "tril_indices"),
+    *(
+        "lexsort",
+        "argpartition",
+        "isnan",
+        "isinf",
+        "isfinite",
+        "isin",
+        "isclose",
+        "logical_and",
+        "logical_or",
+    ),
+    *(
+        "logical_not",
+        "any",
+        "all",
+        "equal",
+        "greater",
+        "less",
+        "randint",
+        "integers",
+        "shape",
+        "size",
+        "ndim",
+    ),
+    *(
+        "unpackbits",
+        "packbits",
+        "load",
+        "save",
+        "frombuffer",
+        "int64",
+        "int32",
+        "float32",
+        "float16",
+        "uint8",
+    ),
+    *("finfo", "iinfo", "dtype", "array_equal", "allclose"),
 }
-"""Functions of numpy whose result has the dtype of what they get."""
+"""Functions of numpy whose result has not the dtype of what they get. That of all others has."""
 _DTYPE_AT = {"zeros": 1, "ones": 1, "empty": 1, "array": 1, "asarray": 1, "full": 2, "loadtxt": 1, "eye": 3}
 """The position of the dtype among the arguments."""
 _OF_OTHERS = re.compile(
-    r"scipy\.(linalg|stats|spatial|signal\.(windows|get_window|gaussian)|interpolate|integrate|optimize|special\.\w+"
+    r"scipy\.(linalg|sparse\.(eye|identity|diags|rand|random)|stats|spatial|signal\.(windows|get_window|gaussian)|interpolate|integrate|optimize|special\.\w+"
     r"|io\.loadmat)\b|sklearn\.(datasets|preprocessing|decomposition)\b|skimage\.transform\.(resize|rescale|warp)"
     r"|skimage\.(util\.)?img_as_float$|pandas\.read_\w+|soundfile\.read$|networkx\.(to_numpy_\w+|adjacency_spectrum)"
     r"|sklearn\.utils\.class_weight\.compute_\w+|pyworld\.|python_speech_features\.|cv2\.(get\w*(Transform|RotationMatrix2D)|invertAffineTransform|findHomography"
@@ -344,7 +377,7 @@ class _Reader:
             scope = self._scope(scope)
         held = self._bound.get((id(None), name.id), [])
         before = [one for one in held if one[0] < name.lineno] if self._scope(name) is None else held
-        return [max(before, key=lambda one: one[0])] if before is not held and before else before
+        return [max(before, key=lambda one: one[0])] if before is not held and before else before or held
 
     def _parameter(self, name: ast.Name) -> list[str]:
         """The texts of the symbols of a name that is a parameter."""
@@ -404,6 +437,13 @@ class _Reader:
             own |= frozenset({SURE}) if is_of_shape else _NONE
             return own | self._of_game(node.attr, [])
         if isinstance(node, ast.Subscript):
+            if self._full(node.value) in ("numpy.mgrid", "numpy.ogrid", "numpy.r_", "numpy.c_"):
+                parts = [one for one in python_nodes(node.slice) if isinstance(one, ast.Constant)]
+                is_float = any(isinstance(one.value, (float, complex)) for one in parts)
+                return frozenset({SURE}) if is_float else _NONE
+            is_edges = isinstance(node.value, ast.Call) and self._full(node.value.func) == "numpy.histogram"
+            if is_edges and ast.unparse(node.slice) == "1":
+                return frozenset({SURE})
             key = node.slice.value if isinstance(node.slice, ast.Constant) else None
             is_game = isinstance(key, str) and _GAME.match(key)
             return self._numbers(node.value, depth) | (frozenset({GAME}) if is_game else _NONE)
@@ -420,6 +460,8 @@ class _Reader:
             return frozenset().union(*(self._numbers(one, depth) for one in node.elts))
         if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
             return self._numbers(node.elt, depth)
+        if isinstance(node, (ast.For, ast.comprehension)):  # a number of an array, which keeps its type
+            return self._numbers(node.iter, depth) & frozenset({SURE})
         if isinstance(node, ast.Starred):
             return self._numbers(node.value, depth)
         return self._numbers_of_call(node, depth) if isinstance(node, ast.Call) else _NONE
@@ -430,6 +472,10 @@ class _Reader:
             return depth > 0 and any(self._is_bound_to_whole(one, depth - 1) for one in self._bindings(node))
         if isinstance(node, ast.Subscript):
             return self._is_whole(node.value, depth)
+        if isinstance(node, ast.UnaryOp):
+            return self._is_whole(node.operand, depth)
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return bool(node.elts) and all(_is_number(one) and not _is_float(one) for one in node.elts)
         if not isinstance(node, ast.Call):
             return False
         full, is_typed = self._full(node.func), _word(node, "dtype") is not None or len(node.args) > 1
@@ -505,20 +551,32 @@ class _Reader:
                     return sure if self._dtype_of(call) is not False else _NONE
             if name == "numpy":
                 return self._tensor(held, depth) & sure
+            if (own := self._method(call)) is not None:
+                return self._returned(own, depth) | self._result(call)
             first = self._full(call.func).partition(".")[0]
             if name not in _NO_TENSOR and first not in ("torch", "math", "random"):
                 return self._numbers(held, depth) | self._result(call)
         if isinstance(call.func, ast.Name) and call.func.id in self._functions:
-            returned = (
-                one.value
-                for one in python_nodes(self._functions[call.func.id])
-                if isinstance(one, ast.Return)
-            )
-            found = frozenset().union(*(self._numbers(one, depth) for one in returned))
-            return frozenset(one for one in found if one == SURE or _is_result(one))
+            return self._returned(self._functions[call.func.id], depth)
+        if full == "map" and call.args and _dotted(call.args[0]) == "float":
+            return sure
         if full.rpartition(".")[2] in ("train_test_split", "list", "tuple", "zip", "reversed", "sorted"):
             return frozenset().union(*(self._numbers(one, depth) for one in call.args)) - {GAME}
         return self._result(call)
+
+    def _returned(self, function: ast.FunctionDef, depth: int) -> Evidence:
+        """Why what a function of the file gives back is of 64 bits, whatever it gets."""
+        returned = (one.value for one in python_nodes(function) if isinstance(one, ast.Return))
+        found = frozenset().union(*(self._numbers(one, depth) for one in returned))
+        return frozenset(one for one in found if one == SURE or _is_result(one))
+
+    def _method(self, call: ast.Call) -> ast.FunctionDef | None:
+        """The method of the class around a call that it runs: ``self.filter(n)``."""
+        if not isinstance(call.func, ast.Attribute) or _dotted(call.func.value) != "self":
+            return None
+        owner = next((one for one in self._ancestors(call) if isinstance(one, ast.ClassDef)), None)
+        own = (one for one in (owner.body if owner is not None else ()) if isinstance(one, ast.FunctionDef))
+        return next((one for one in own if one.name == call.func.attr), None)
 
     def _result(self, call: ast.Call, part: int = -1) -> Evidence:
         """The symbol of what a function of the project gives, or of one part of it."""
@@ -537,8 +595,10 @@ class _Reader:
         at = _DTYPE_AT.get(name)
         if self._has_dtype(call, at):
             return frozenset({SURE}) if self._dtype_of(call, at) else _NONE
-        if ".random." in full or full.startswith("numpy.fft."):
-            return frozenset({SURE}) if name in _RANDOM or name == "fftfreq" else _NONE
+        if full.startswith("numpy.fft."):
+            return frozenset({SURE}) if name == "fftfreq" else _NONE
+        if ".random." in full and name in _RANDOM:
+            return frozenset({SURE})
         if name in _MAKE:
             return frozenset({SURE})
         if name == "full" and len(call.args) > 1:
@@ -546,19 +606,32 @@ class _Reader:
         values = [*call.args, *(one.value for one in call.keywords if one.arg in (None, "a", "x"))]
         held = frozenset().union(*(self._numbers(one, depth) for one in values))
         if name in _COMPUTE:
-            is_number = bool(values) and all(map(_is_number, values))
+            is_number = bool(values) and (all(map(_is_number, values)) or any(map(self._is_whole, values)))
             if is_number or SURE in held:
                 return frozenset({SURE})
             is_narrow = any(_is_narrow(self._source(one)) or self._is_narrow_array(one) for one in values)
             return held if is_narrow else frozenset({SCALAR}) | held
-        if name in ("arange",) and any(map(_is_float, values)):
+        if name in ("arange", "full_like") and any(map(self._is_float, values)):
             return frozenset({SURE})
-        if name in _KEEP:
+        if name == "fromstring":
+            return frozenset({SURE})
+        if name not in _GIVE_WHOLE:
+            others = values[1:] if name == "where" else values
+            is_float = any(map(_is_float, others))
+            is_made = is_float and all(map(_is_number, others))
+            if is_made or (is_float and any(map(self._is_whole, others))):
+                return frozenset({SURE})
             is_list = bool(values) and isinstance(values[0], (ast.List, ast.ListComp, ast.Tuple))
             is_made = name in ("array", "asarray", "asanyarray") and is_list
             is_made = is_made and (_holds_float(values[0]) or SCALAR in held)
             return held | (frozenset({SURE}) if is_made else _NONE)
         return _NONE
+
+    def _is_float(self, node: ast.AST) -> bool:
+        """Whether a value is a number with a point, also that of a name: ``n = 16 / 4``."""
+        held = self._bindings(node) if isinstance(node, ast.Name) else []
+        values = (value for _, value, part in held if value is not None and part < 0)
+        return self._is_of_floats(node) or any(map(_is_float, values))
 
     def _is_narrow_array(self, node: ast.AST) -> bool:
         """Whether the last assignment to a name shows numbers of fewer bits."""
@@ -582,13 +655,13 @@ class _Reader:
             found: Evidence = _NONE
             for _, value, part in self._bindings(node):
                 given = value.value if isinstance(value, ast.AugAssign) else value
-                is_known = part < 0 or isinstance(given, (ast.Call, ast.For))
+                is_known = part < 0 or isinstance(given, (ast.Call, ast.For, ast.comprehension))
                 found |= self._tensor(given, depth) if is_known else _NONE
                 found |= self._result(given, part) if part >= 0 and isinstance(given, ast.Call) else _NONE
             return found
-        if isinstance(node, ast.For):
+        if isinstance(node, (ast.For, ast.comprehension)):
             batches = frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
-            made = self._made_for(node.iter, depth)
+            made = [*self._made_for(node.iter, depth), *self._entries(node.iter)]
             return batches.union(*(self._tensor(one, depth) for one in made))
         if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
@@ -713,6 +786,7 @@ class _Reader:
             texts = [f"self:{owner.name}.{function.name}", f"any:{function.name}"]
         else:
             return
+        is_batch = "collate" in function.name.lower()
         for one in python_nodes(function):
             if not isinstance(one, ast.Return) or one.value is None or self._scope(one) is not function:
                 continue
@@ -721,6 +795,8 @@ class _Reader:
                 parts = [(str(at), part) for at, part in enumerate(one.value.elts)]
             for end, value in parts:
                 found = self._numbers(value) | self._tensor(value)
+                if is_batch and SURE in found:
+                    given.setdefault(BATCHES, value.lineno)
                 for text in texts:
                     if SURE in found and not self._is_scaled(value):
                         given.setdefault(f"{text}({_RESULT}{end})", value.lineno)
@@ -751,11 +827,20 @@ class _Reader:
             elif isinstance(value, ast.Dict):
                 waiting += value.values
             elif value is not None and (
-                _is_float(value) or SURE in self._numbers(value) | self._tensor(value)
+                self._is_of_floats(value) or SURE in self._numbers(value) | self._tensor(value)
             ):
                 given.setdefault(BATCHES, getattr(value, "lineno", owner.lineno))
 
         self._values_of_samples(owner, given)
+
+    def _is_of_floats(self, node: ast.AST) -> bool:
+        """Whether a value is a number with a point, also one of a list: ``self.labels[index]``."""
+        held: list[_Bound] = []
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            held = self._bindings(node.value)
+        elif isinstance(node, ast.Subscript):
+            held = self._bound.get((0, _dotted(node.value)), [])
+        return _is_float(node) or any(value is not None and _holds_float(value) for _, value, _ in held)
 
     def _values_of_samples(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
         """Notes what a data set or a transform takes as it is from a record: ``item["scores"]["total"]``."""
@@ -798,9 +883,13 @@ class _Reader:
             return self._tensor_of_call(call, _DEPTH) if full.startswith("torch.") else _NONE
         if method in ("to", "cuda") and held is not None and self._moves(call, method):
             found = self._tensor(held) | self._tensor(call)
+            # A function that moves what it gets may get a batch.
+            found |= frozenset({BATCH}) if self._is_given(held) else _NONE
             if self._is_cast(call) and self._may_be_wide(held):
                 return found | sure
             return found | sure if self._is_of_unknown_array(held) and self._makes_wide_arrays else found
+        if method == "new_tensor" and call.args:
+            return self._numbers(call.args[0]) & sure
         if method == "register_buffer" and len(call.args) > 1:
             return self._tensor(call.args[1])
         if name == "Parameter" and call.args:
@@ -814,6 +903,11 @@ class _Reader:
         if full.startswith("torch.") and name not in _MAKERS and self._dtype_of(call) and call.args:
             return _NONE if self._is_on_host(call.args[0]) else sure
         return _NONE
+
+    def _is_given(self, node: ast.AST) -> bool:
+        """Whether a value is a parameter, also of a lambda or of a function inside another."""
+        scope = self._scope(node) if isinstance(node, ast.Name) else None
+        return isinstance(node, ast.Name) and scope is not None and node.id in _parameters(scope)
 
     def _is_of_unknown_array(self, node: ast.AST | None, depth: int = 6) -> bool:
         """Whether a tensor is made of an array, as it is, whose dtype the module does not show."""
@@ -871,6 +965,14 @@ class _Reader:
             return node.args
         dataset = node.args[0] if node.args else _word(node, "dataset")
         return self._made_for(dataset, depth - 1) if _GIVES_BATCHES.search(name) else []
+
+    def _entries(self, node: ast.expr) -> list[ast.expr]:
+        """The values of a dictionary that is written out, whose items a loop gets."""
+        held = (
+            node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+        )
+        bound = self._bindings(held) if isinstance(held, ast.Name) else []
+        return [one for _, value, _ in bound if isinstance(value, ast.Dict) for one in value.values]
 
     def _is_unknown_array(self, node: ast.AST) -> bool:
         """Whether an array is a parameter, an attribute or a function's result of which no dtype is seen."""
@@ -1098,7 +1200,7 @@ def _holds_float(node: ast.AST) -> bool:
     """Whether a list holds a number with a point, or a list with one."""
     if isinstance(node, (ast.List, ast.Tuple)):
         return any(_is_float(one) or _holds_float(one) for one in node.elts)
-    return isinstance(node, ast.ListComp) and _is_float(node.elt)
+    return isinstance(node, ast.ListComp) and (_is_float(node.elt) or _holds_float(node.elt))
 
 
 def _is_narrow(source: str) -> bool:

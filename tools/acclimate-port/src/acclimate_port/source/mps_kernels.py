@@ -14,7 +14,7 @@ _OF_LOSSES = {
 }
 _OF_LAYERS = {
     *("adaptive_max_pool3d", "AdaptiveMaxPool3d", "fractional_max_pool2d", "FractionalMaxPool2d", "RReLU"),
-    *("fractional_max_pool3d", "FractionalMaxPool3d", "rrelu"),
+    *("fractional_max_pool3d", "FractionalMaxPool3d", "rrelu", "channel_shuffle", "ChannelShuffle"),
 }
 _AVERAGES = {"adaptive_avg_pool3d": 1, "AdaptiveAvgPool3d": 0}
 """Layers that have no kernel unless they give one number, with the position of the size that they give."""
@@ -31,6 +31,7 @@ _OF_TORCH = {
         "mode",
         "take",
     ),
+    *("Poisson", "Binomial", "NegativeBinomial", "ndtri", "log_ndtr", "airy_ai"),
     *("segment_reduce", "pdist", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor"),
 }
 """Functions with a name that other libraries have too, so that torch has to be named."""
@@ -45,14 +46,24 @@ _OF_LINALG = {
     "ldl_factor",
     "ldl_solve",
 }
-_OF_TENSORS = {"to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"}
+_OF_TENSORS = {
+    *("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc", "matrix_exp", "heaviside", "frexp"),
+    *("geqrf", "ormqr", "put_"),
+}
+"""Methods that nothing but a tensor has."""
 _NAMES = _OF_LOSSES | _OF_LAYERS | _AVERAGES.keys() | _OF_TORCH | _OF_LINALG | _OF_TENSORS
-_CALLS = re.compile(rf"\b(?:{'|'.join(sorted(_NAMES))})\(|\bproj_size\b")
-_WORDS = (*(f"{name}(" for name in sorted(_NAMES)), "proj_size")
+_CALLS = re.compile(rf"\b(?:{'|'.join(sorted(_NAMES))})\(|\b(?:proj_size|max_norm|logspace)\b")
+_WORDS = (*(f"{name}(" for name in sorted(_NAMES)), "proj_size", "max_norm", "logspace")
 """One of these is in each text that the pattern finds; looking for them takes less time."""
 _ONE = ("1", "(1, 1, 1)")
-_PROJECTED = ("LSTM", "proj_size")
-"""A layer, and the argument with which it has no kernel."""
+_WITH = {
+    "LSTM": "proj_size",
+    "Embedding": "max_norm",
+    "EmbeddingBag": "max_norm",
+    "embedding": "max_norm",
+    "logspace": "device",
+}
+"""Layers and functions, with the argument with which they have no kernel."""
 
 
 def without_mps(source: str | bytes) -> dict[str, int]:
@@ -94,9 +105,10 @@ def _names_of_torch(module: ast.Module) -> dict[str, str]:
 def _has_none(call: ast.Call, names: dict[str, str]) -> bool:
     """Whether a call is of a function of torch without a kernel for Apple's GPUs."""
     name = last_python_name(call.func)
-    if name in _OF_TENSORS:
-        return isinstance(call.func, ast.Attribute)
-    if name == _PROJECTED[0] and any(one.arg == _PROJECTED[1] for one in call.keywords):
+    if name in _OF_TENSORS and isinstance(call.func, ast.Attribute) and not _is_of_import(call.func):
+        return True
+    given = (one.value for one in call.keywords if one.arg == _WITH.get(name, ""))
+    if any(ast.unparse(one) != "None" for one in given):
         return True
     if name not in _NAMES:
         return False
@@ -111,10 +123,16 @@ def _has_none(call: ast.Call, names: dict[str, str]) -> bool:
     if name in _OF_LINALG and (is_of_linalg or name not in _OF_TORCH):
         return is_of_linalg
     if name in _AVERAGES:
-        given = [one.value for one in call.keywords if one.arg == "output_size"]
-        given += call.args[_AVERAGES[name] :]
-        return not given or ast.unparse(given[0]) not in _ONE
+        sizes = [one.value for one in call.keywords if one.arg == "output_size"]
+        sizes += call.args[_AVERAGES[name] :]
+        return not sizes or ast.unparse(sizes[0]) not in _ONE
     return True
+
+
+def _is_of_import(function: ast.Attribute) -> bool:
+    """Whether a function is one of a module by its name: ``np.heaviside``, ``torch.linalg.matrix_exp``."""
+    owner = ast.unparse(function.value)
+    return owner.partition(".")[0] in ("torch", "np", "numpy", "scipy", "jax", "tf")
 
 
 def _is_on_host(call: ast.Call) -> bool:

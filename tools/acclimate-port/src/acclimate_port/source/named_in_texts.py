@@ -166,6 +166,10 @@ class NamedInTexts:
         """All that the file names."""
         return frozenset(found for _, found in self._found)
 
+    def lines(self) -> list[tuple[int, Text]]:
+        """All that the file names of code, with the line of each."""
+        return [one for one in self._found if one[1].names in (Names.MODULE, Names.NAME, Names.ANY)]
+
     def by_statement(self, statements: Iterable[tuple[str, ast.AST]]) -> dict[str, frozenset[Text]]:
         """What classes, tables and functions name: of functions, the modules alone that they import.
 

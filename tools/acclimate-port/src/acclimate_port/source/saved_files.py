@@ -10,12 +10,6 @@ from acclimate_port.source.tree import module_of, python_nodes, text_of
 
 MODULE = "<module>"
 _USES = re.compile(r"\b(torch|th|jit)\.(load|save)\(|\bfrom torch import\b")
-_OF_MODEL = re.compile(
-    r"\bjit\.|ckpt|ckp\b|checkpoint|check_point|state|model|weight|\bnet|_net|snapshot|pretrain|resume|restore|\bbest|param"
-    r"|policy|actor|critic|generator|discriminator|encoder|decoder|\bpayload|\.pth|\.ckpt|\.tar\b|netG|netD",
-    re.IGNORECASE,
-)
-"""Names of what a program trained, which was on its device, unlike data."""
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)
 
 
@@ -24,7 +18,7 @@ class SavedFiles:
     """The files of a program that torch writes and reads."""
 
     loads: frozenset[tuple[int, str]] = frozenset()
-    """The lines that load a checkpoint without ``map_location``, each with its function.
+    """The lines that load a file without ``map_location``, each with its function.
 
     ``<module>`` stands for code of the module and of classes.
     """
@@ -43,19 +37,17 @@ def saved_files(source: str | bytes) -> SavedFiles:
     torch, functions = _names_of_torch(module)
     loads: set[tuple[int, str]] = set()
     saves: set[str] = set()
-    lines = text.splitlines()
     for statement in module.body:
         is_home = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
         home = getattr(statement, "name", MODULE) if is_home else MODULE
         for node in python_nodes(statement):
             if not isinstance(node, _SIMPLE):
                 continue
-            said = "\n".join(lines[node.lineno - 1 : node.end_lineno])
             for call in (one for one in python_nodes(node) if isinstance(one, ast.Call)):
                 name = _called(call, torch, functions)
                 if name == "save":
                     saves.add(home)
-                elif name == "load" and _is_bare(call) and _OF_MODEL.search(said):
+                elif name == "load" and _is_bare(call):
                     # A program that uses a class may never load: only a function is known to.
                     loads.add((call.lineno, MODULE if isinstance(statement, ast.ClassDef) else home))
     return SavedFiles(frozenset(loads), frozenset(saves))

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate_port.source.build_scripts import files_imported, is_build_script
-from acclimate_port.source.cuda_packages import (
-    CUDA_PACKAGES,
-    KERNEL_PACKAGES,
-    OWN_LAYERS,
-    OWN_OBJECTS,
-)
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES
 from acclimate_port.source.module_classes import is_module_base
 from acclimate_port.source.needed_extensions import extensions_built
 from acclimate_port.source.resources import resources_given
@@ -64,7 +59,14 @@ _SETS_VISIBLE = re.compile(
     rb"""|(?:environ\.setdefault|putenv)\(\s*["']\w*_VISIBLE_DEVICES)""",
     re.M,
 )
+_SETS_VISIBLE_LATE = re.compile(rb"""^os\.environ\[\s*["']\w*_VISIBLE_DEVICES["']\s*\]\s*=""", re.M)
+_CALLS_FIRST = re.compile(rb"^(?!print\b)\w+\(", re.M)
+"""Calls of functions by a module itself: ``set_seed(0)``."""
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
+_STARTS_PROCESS = re.compile(
+    rb"^[ \t]*(?:import|from)[ \t]+(?:torch\.)?multiprocessing\b[\s\S]*\bProcess\(", re.M
+)
+_CHOOSES_START = re.compile(rb"\bset_start_method\(|\bget_context\(")
 _MOCKS = re.compile(
     rb"""["'](?:([\w.]+)\.)?torch\.cuda\.(\w+)["']|(?:patch\.object|setattr)\(\s*torch\.cuda\s*,\s*["'](\w+)["']"""
 )
@@ -115,11 +117,6 @@ _IMPORT_OF_PACKAGE = re.compile(
     + rb")\b",
     re.M,
 )
-_IMPORT_OF_OBJECTS = re.compile(
-    rb"^(?:[ \t]*(?:from|import)[ \t]+(%b)|(?:from|import)[ \t]+(%b))\b"
-    % ("|".join(OWN_OBJECTS).encode(), "|".join(OWN_LAYERS).encode()),
-    re.M,
-)
 _IMPORT_OF_LIGHTNING = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_lightning|lightning|lightning_fabric)\b", re.M
 )
@@ -164,7 +161,7 @@ class Survey:
     sets_visible_devices: bool = False
     """Whether a function or block sets a variable such as ``CUDA_VISIBLE_DEVICES``."""
     forks: bool = False
-    """Whether a file forks the process, not by default but by name."""
+    """Whether a file forks the process: by name, or by default where it uses torch."""
     flags: frozenset[str] = frozenset()
     """Names of variables, attributes, arguments and functions that say whether there is CUDA."""
     device_parameters: frozenset[tuple[str, str, int]] = frozenset()
@@ -173,9 +170,6 @@ class Survey:
     """Folders, and files without suffix, that a build script imports."""
     package_flags: frozenset[str] = frozenset()
     """Names by which blocks import a package for NVIDIA GPUs: ``if has_flash(): import flash_attn``."""
-
-    own_objects: frozenset[tuple[str, str, str]] = frozenset()
-    """Modules that import a package with objects of its own: the folder, the module, and the package."""
 
     extensions: frozenset[str] = frozenset()
     """The names of the extensions that a build script builds for CUDA: ``CUDAExtension("nms_op", …)``."""
@@ -221,6 +215,12 @@ class Survey:
     resources: frozenset[str] = frozenset()
     """The names by which files tell a scheduler such as Ray of GPUs, and where their values come from."""
 
+    with_code: frozenset[str] = frozenset()
+    """The names of the modules, and of the packages with an ``__init__.py``: not those of mere folders."""
+
+    built: frozenset[str] = frozenset()
+    """The names of all extensions that a build script builds, also of those that modules are named like."""
+
     @cached_property
     def backends_used(self) -> frozenset[str]:
         """The names of options and variables whose value torch.distributed gets, also through others."""
@@ -257,6 +257,7 @@ class Survey:
             self,
             classes=frozenset((name, "Module") for name in self._module_classes),
             backends=frozenset((name, "") for name in self.backends_used),
+            built=self.extensions,
             extensions=self.extensions - self.modules,
             extensions_of_cuda=self.extensions_of_cuda - self.modules,
         )
@@ -308,13 +309,12 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         modules,
         any(word in source for word in _OLD_WORDS) and bool(_OLD_CONSTRUCTOR.search(source)),
         may_autocast_on_host(source),
-        b"_VISIBLE_DEVICES" in source and bool(_SETS_VISIBLE.search(source)),
-        b"fork" in source and bool(_FORKS.search(source)),
+        b"_VISIBLE_DEVICES" in source and _sets_visible(source),
+        _may_fork(source),
         frozenset(_flags_given(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
         frozenset(_package_flags(source)),
-        frozenset(_own_objects(source, path)) if path is not None else frozenset(),
         frozenset(name for name, _ in built),
         frozenset(_for_torch(source, path)) if path is not None else frozenset(),
         b"lightning" in source and _IMPORT_OF_LIGHTNING.search(source) is not None,
@@ -334,7 +334,25 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         b"autocast" in source and _CASTS_TO_OTHERS.search(source) is not None,
         frozenset((one[1].decode(), one[2].decode()) for one in _PARTS.finditer(source)),
         resources_given(source),
+        frozenset(
+            [path.parent.name if path.name == "__init__.py" else path.stem] if path is not None else []
+        ),
     )
+
+
+def _sets_visible(source: bytes) -> bool:
+    """Whether a function or a block sets the visible devices, or a module after it has called a function."""
+    found = _SETS_VISIBLE_LATE.search(source)
+    is_late = found is not None and _CALLS_FIRST.search(source[: found.start()]) is not None
+    return is_late or _SETS_VISIBLE.search(source) is not None
+
+
+def _may_fork(source: bytes) -> bool:
+    """Whether a file forks the process: by name, or by default where it uses torch."""
+    if b"fork" in source and _FORKS.search(source):
+        return True
+    is_default = b"Process(" in source and _STARTS_PROCESS.search(source) is not None
+    return is_default and b"torch" in source and not _CHOOSES_START.search(source)
 
 
 def may_autocast_on_host(source: bytes) -> bool:
@@ -422,13 +440,6 @@ def _for_torch(source: bytes, path: Path) -> Iterator[str]:
     first = next((at for at, name in enumerate(names[:-1]) if name in CUDA_PACKAGES), None)
     if first is not None and names[-1] != "__init__" and not _NOT_FOR_TORCH.search(source):
         yield ".".join(names[first:])
-
-
-def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
-    """The packages with objects of their own that a module imports."""
-    module = path.parent if path.name == "__init__.py" else path.with_suffix("")
-    for found in _IMPORT_OF_OBJECTS.finditer(source):
-        yield module.parent.name, module.name, (found[1] or found[2]).decode()
 
 
 def _flags(source: bytes) -> Iterator[str]:
