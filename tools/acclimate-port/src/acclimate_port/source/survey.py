@@ -35,10 +35,9 @@ _NAME = re.compile(rb"\b[A-Z]\w*")
 _GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
 _FROM = re.compile(rb"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
 _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w.]+)(?:[ \t]+as[ \t]+(\w+))?", re.M)
-_OLD_CONSTRUCTOR = re.compile(
-    rb"^[ \t]*(?:from|import)[ \t]+(?:fairscale|apex)\b|(?<!class )\bTensor\(", re.M
-)
-_OLD_WORDS = (b"Tensor(", b"fairscale", b"apex")
+_OLD_PACKAGE = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:fairscale|apex)\b", re.M)
+_OLD_CONSTRUCTOR = re.compile(rb"Tensor(?<!\wTensor)(?<!class Tensor)\(")
+"""Begins with a word, for which Python looks sooner than for a word's start."""
 _NOT_OF_HOST = (
     rb"""(?!["']cuda["']\s*[,)]|accelerator_type|get_accelerator|(?:device_type|dtype|enabled)\s*=|[\s)])"""
     rb"""(?![^\n]*enabled\s*=[^\n]*(?:is_available\(\)|[!=]= .cpu))(?![^\n]*["']cuda["'])"""
@@ -73,7 +72,8 @@ _MOCKS = re.compile(
 """How tests replace a function of torch.cuda: ``mock.patch("pkg.mod.torch.cuda.is_available")``."""
 _REPLACE = re.compile(rb"\bpatch\b|\bmonkeypatch\b|\bmocker\b")
 _HAS_WORKERS = re.compile(rb"\bnum_workers\s*=\s*(?!0\b)[\w(]")
-_GROUPS_ON_HOST = re.compile(rb"""["'](?:gloo|mpi)["']|\binit_process_group\(\s*\)""")
+_HOST_BACKENDS = (b"'gloo'", b'"gloo"', b"'mpi'", b'"mpi"')
+_DEFAULT_GROUP = re.compile(rb"\binit_process_group\(\s*\)")
 _NAMES_GLOO = re.compile(
     rb"""\binit_process_group\([^()]*["'](?:gloo|mpi)["']"""
     rb"""|\b\w+["']?\s*(?:=|,\s*(?:type=str,\s*)?default=)\s*["'](?:gloo|mpi)["']"""
@@ -296,8 +296,9 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     classes = list(_classes(source))
     own = (name for name, bases, has in classes if has == {b"cuda"} and "Module" not in bases)
     named = frozenset(
-        found[1].decode() for found in (_NAMES_DEVICE.finditer(source) if b"cuda" in source else ())
+        found[1].decode() for line in _lines(source, b"cuda") for found in _NAMES_DEVICE.finditer(line)
     )
+    names_of_host = any(word in source for word in _HOST_BACKENDS)
     modules = frozenset([path.stem, path.parent.name]) if path is not None else frozenset()
     built = [*extensions_built(source)]
     return Survey(
@@ -307,7 +308,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         makers,
         named,
         modules,
-        any(word in source for word in _OLD_WORDS) and bool(_OLD_CONSTRUCTOR.search(source)),
+        _makes_old_tensors(source),
         may_autocast_on_host(source),
         b"_VISIBLE_DEVICES" in source and _sets_visible(source),
         _may_fork(source),
@@ -320,12 +321,8 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         b"lightning" in source and _IMPORT_OF_LIGHTNING.search(source) is not None,
         frozenset(_own_loaders(source)),
         _keeps_state(source),
-        _GROUPS_ON_HOST.search(source) is not None,
-        bool(
-            (b"gloo" in source or b"mpi" in source)
-            and _NAMES_GLOO.search(source)
-            and not _CHOOSES_BACKEND.search(source)
-        ),
+        names_of_host or (b"init_process_group(" in source and _DEFAULT_GROUP.search(source) is not None),
+        bool(names_of_host and _NAMES_GLOO.search(source) and not _CHOOSES_BACKEND.search(source)),
         frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
@@ -338,6 +335,23 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
             [path.parent.name if path.name == "__init__.py" else path.stem] if path is not None else []
         ),
     )
+
+
+def _lines(source: bytes, word: bytes) -> Iterator[bytes]:
+    """The lines that have a word."""
+    at = source.find(word)
+    while at >= 0:
+        end = source.find(b"\n", at)
+        end = len(source) if end < 0 else end
+        yield source[source.rfind(b"\n", 0, at) + 1 : end]
+        at = source.find(word, end)
+
+
+def _makes_old_tensors(source: bytes) -> bool:
+    """Whether a file makes a tensor by ``Tensor(...)``, or imports a package that does."""
+    packages = b"fairscale" in source or b"apex" in source
+    is_package = packages and _OLD_PACKAGE.search(source) is not None
+    return is_package or _OLD_CONSTRUCTOR.search(source) is not None
 
 
 def _sets_visible(source: bytes) -> bool:
