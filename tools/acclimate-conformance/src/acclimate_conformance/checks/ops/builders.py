@@ -185,6 +185,12 @@ def toolchain(accelerator: Accelerator) -> None:
         require(
             isinstance(words, list) and all(isinstance(word, str) for word in words), f"{what}() is {words!r}"
         )
+    for kind, suffixes in {
+        "a set": {".cpp"}, "a frozenset": frozenset((".cpp",)), "a list": [".cpp"], "a tuple": (".cpp",),
+        "the keys of a dict": {".cpp": 1}.keys(),
+    }.items():  # fmt: skip
+        found = accelerator.op_link_flags(suffixes)
+        require(found == links, f"op_link_flags() of {kind} is {found}, and {links} without an argument")
     for folder in folders:
         require(Path(folder).is_dir(), f"op_include_paths() has {folder!r}, which is not a folder")
     with tempfile.TemporaryDirectory() as temporary:
@@ -240,10 +246,25 @@ def toolchain_by_its_arguments(accelerator: Accelerator) -> None:
         os.environ["CXX"] = "/no/such/compiler"
         with refused("op_compiler() with CXX=/no/such/compiler", CompilerNotFoundError):
             accelerator.op_compiler()
+        del os.environ["CXX"]
+        _require_path_is_followed(accelerator)
     finally:
         os.environ.pop("CXX", None)
         if before is not None:
             os.environ["CXX"] = before
+
+
+def _require_path_is_followed(accelerator: Accelerator) -> None:
+    """Without CXX the program is taken from where PATH says, each time."""
+    if Path(accelerator.op_compiler()[0]).name not in ("c++", "g++", "clang++"):
+        return  # a vendor's own compiler
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "c++"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        with mock.patch.dict(os.environ, {"PATH": os.pathsep.join((folder, os.environ["PATH"]))}):
+            found = accelerator.op_compiler()[0]
+        require(found == str(program), f"op_compiler() is {found}, with c++ in the first folder of PATH")
 
 
 @check(
