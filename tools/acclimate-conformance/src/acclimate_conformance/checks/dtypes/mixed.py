@@ -238,6 +238,7 @@ _REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
     "conv3d": lambda x: _F.conv3d(x[None, None, None], x[None, None, None, :3, :3]),
     "conv_transpose2d": lambda x: _F.conv_transpose2d(x[None, None], x[None, None, :3, :3]),
+    "conv_tbc": lambda x: torch.conv_tbc(x[:, None], x[None], x[0]),
     "conv_transpose3d": lambda x: _F.conv_transpose3d(x[None, None, None], x[None, None, None, :3, :3]),
     "chain_matmul": lambda x: torch.linalg.multi_dot([x, x, x]),
     "vecdot": lambda x: torch.linalg.vecdot(x, x),

@@ -109,11 +109,13 @@ _OF_ONE_DIMENSION: dict[str, Callable[[torch.Tensor, int], Any]] = {
 
 
 def _compare_matrices(found: Findings) -> None:
-    """Matrices of many rows, of many columns, and the first transposed."""
+    """Matrices of many rows, and in turn of many columns, and the first transposed."""
     base = torch.arange(_ROWS)[:, None].remainder(89) / 8 + torch.tensor([0.5, 0.0, 1.0])
     matrices = {"rows": (base, 1), "columns": (base.t().contiguous(), 0), "transposed rows": (base.t(), 0)}
-    for name, call in _OF_ONE_DIMENSION.items():
-        for what, (matrix, dim) in matrices.items():
+    others = list(matrices)[1:]
+    for number, (name, call) in enumerate(_OF_ONE_DIMENSION.items()):
+        for what in ("rows", *others[number % 3 : number % 3 + 1]):
+            matrix, dim = matrices[what]
             text = f"{name}(a matrix of {_ROWS} {what} of {_COLUMNS} numbers, {dim})"
 
             def run(place: Place, call: Any = call, matrix: torch.Tensor = matrix, dim: int = dim) -> Any:
