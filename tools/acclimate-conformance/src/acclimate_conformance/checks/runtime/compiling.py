@@ -15,6 +15,7 @@ from acclimate_conformance.checks.assertions import (
     NotOfferedError,
     equal,
     exactly,
+    is_host,
     refused,
     require,
     require_close,
@@ -132,7 +133,8 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
                     and equal(second, torch.full((3,), 4.0 * number)),
                     f"a result of {what} changes when it is called again{name}",
                 )
-        _require_each_call_trains(accelerator, backend)
+        if not is_host(accelerator):  # whose code takes long to compile, and is torch's
+            _require_each_call_trains(accelerator, backend)
         dropped = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 3, backend=backend)
         ones = torch.ones(301, device=device)
         accelerator.manual_seed(3)
