@@ -9,7 +9,7 @@ pytest loads this module in every project that has acclimate installed, so it im
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ _HOME = Path(__file__).parent
 _CHECKS = os.path.join(_HOME, "checks", "")
 _subject: pytest.StashKey[Subject] = pytest.StashKey()
 _worker: pytest.StashKey[Worker] = pytest.StashKey()
-_ahead: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
+_ahead: pytest.StashKey[Sequence[str]] = pytest.StashKey()
 """The checks of dtypes, which other processes observe ahead."""
 _lost: pytest.StashKey[str] = pytest.StashKey()
 """The check after which the device computes nothing more in this process."""
@@ -136,7 +136,7 @@ class CheckItem(pytest.Item):
             raise FailedCheckError(f"not checked, as it comes after {lost}, {LOST}")
         subject = self.config.stash[_subject]
         # Not by a process that takes over in the middle: much has been observed then.
-        if self.check.category == "dtypes" and self.config.stash.get(_ahead, ())[:1] == (self.check.name,):
+        if self.check.category == "dtypes" and self.check.name in self.config.stash.get(_ahead, ())[:1]:
             from acclimate_conformance.checks.dtypes.sampled import child
 
             child.begin(subject, self.config.stash[_ahead])

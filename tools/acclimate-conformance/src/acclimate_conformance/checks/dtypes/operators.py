@@ -395,7 +395,7 @@ def _require_made(device: str, wanted: torch.device, when: str, lacking: set[str
             for actual in found:
                 actual.logical_not_() if actual.dtype == torch.bool else actual.sub_(7)
             for actual, expected in zip(_flat(make(device)), _flat(make("cpu")), strict=True):
-                told = f"{name} made on {device!r} again, after what it gave before was changed,"
+                told = f"{name} made on {device!r} again, after a change of what it gave before"
                 require_alike(actual, expected, told, True)
 
 

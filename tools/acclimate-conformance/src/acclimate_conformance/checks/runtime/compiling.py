@@ -147,7 +147,7 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
 _CALLS = 24
 
 
-def _lossy(x: torch.Tensor, weight: torch.Tensor, factor: float = 1.0) -> dict[str, Any]:
+def _lossy(x: torch.Tensor, weight: torch.Tensor, *, factor: float = 1.0) -> dict[str, Any]:
     """What programs compile: a loss as one number, with results of several kinds beside it."""
     product = (x @ weight).tanh() * factor
     return {
@@ -164,7 +164,7 @@ def _require_each_call_trains(accelerator: Accelerator, backend: str) -> None:
     for turn in range(_CALLS):
         values = [(start.t() + turn / 8).contiguous(), start * (1 + turn % 5)]
         ours, theirs = ([v.to(place).requires_grad_() for v in values] for place in (device, "cpu"))
-        found, wanted = compiled(*ours, factor=2.0), _lossy(*theirs, factor=2.0)
+        found, wanted = compiled(ours[0], ours[1], factor=2.0), _lossy(theirs[0], theirs[1], factor=2.0)
         what = f'call {turn + 1} of a function that "{backend}" compiled'
         pairs = [(found["loss"], wanted["loss"]), (found["parts"][0], wanted["parts"][0])]
         pairs += [*zip(found["largest"], wanted["largest"], strict=True)]
