@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -160,8 +160,9 @@ def builders_load(accelerator: Accelerator) -> str | None:
     timeout_s=240, once=True,
 )  # fmt: skip
 def toolchain(accelerator: Accelerator) -> None:
-    with refused('op_compiler(".no such kind")', CompilerNotFoundError):
-        accelerator.op_compiler(".no such kind")
+    for suffix in (".no such kind", ".txt", ".py", "", "cpp"):
+        with refused(f'op_compiler("{suffix}")', CompilerNotFoundError):
+            accelerator.op_compiler(suffix)
     try:
         compiler = accelerator.op_compiler()
     except CompilerNotFoundError as error:
@@ -171,6 +172,10 @@ def toolchain(accelerator: Accelerator) -> None:
         program.is_absolute() and os.access(program, os.X_OK),
         f"op_compiler() is {compiler!r}, whose first entry is not the full path of a program",
     )
+    with suppress(CompilerNotFoundError):  # it compiles GPU code, which a plain C++ compiler does not
+        of_gpus = accelerator.op_compiler(".cu")
+        is_plain = of_gpus == compiler and program.name in ("c++", "g++", "clang++")
+        require(not is_plain, f'op_compiler(".cu") is {of_gpus}, as for C++')
     flags, links = accelerator.op_compile_flags(), accelerator.op_link_flags()
     folders = accelerator.op_include_paths()
     named = {
