@@ -176,6 +176,7 @@ _IN_FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log_softmax": lambda x: x.log_softmax(-1),
     "exp": lambda x: x.exp(),
     "pow": lambda x: x**3,
+    "pow of two tensors": lambda x: torch.pow(x.abs() + 0.5, x.abs()),
     "a number to the power of x": lambda x: 2**x,
     "mse_loss": lambda x: _F.mse_loss(x, x * 2),
     "cross_entropy": lambda x: _F.cross_entropy(x, x.argmax(-1)),
