@@ -9,7 +9,7 @@ pytest loads this module in every project that has acclimate installed, so it im
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ _HOME = Path(__file__).parent
 _CHECKS = os.path.join(_HOME, "checks", "")
 _subject: pytest.StashKey[Subject] = pytest.StashKey()
 _worker: pytest.StashKey[Worker] = pytest.StashKey()
+_ahead: pytest.StashKey[Sequence[str]] = pytest.StashKey()
+"""The checks of dtypes, which other processes observe ahead."""
 _lost: pytest.StashKey[str] = pytest.StashKey()
 """The check after which the device computes nothing more in this process."""
 
@@ -88,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if worker is not None:
             chosen = worker.start(config.stash[_subject].accelerator, [item.check for item in found])
             items[:] = [item for item in found if item.check.id in chosen]
+        checks = [item.check for item in items if isinstance(item, CheckItem)]
+        config.stash[_ahead] = tuple(check.name for check in checks if check.category == "dtypes")
     except Exception as error:  # noqa: BLE001 - a vendor's code may raise anything
         named = f'The accelerator "{source}"' if source else "The accelerator"
         ours = isinstance(error, AcclimateError)
@@ -131,6 +135,11 @@ class CheckItem(pytest.Item):
         if lost := self.config.stash.get(_lost, ""):
             raise FailedCheckError(f"not checked, as it comes after {lost}, {LOST}")
         subject = self.config.stash[_subject]
+        # Not by a process that takes over in the middle: much has been observed then.
+        if self.check.category == "dtypes" and self.check.name in self.config.stash.get(_ahead, ())[:1]:
+            from acclimate_conformance.checks.dtypes.sampled import child
+
+            child.begin(subject, self.config.stash[_ahead])
         with use_accelerator(subject.accelerator):
             self.result = examine(self.check, subject)
             if self.result.outcome == "failed" and not still_computes(subject.accelerator):

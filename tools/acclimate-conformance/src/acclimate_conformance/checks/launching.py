@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -51,6 +51,7 @@ _FORK_TIMEOUT_S = 120
 )  # fmt: skip
 def visible_devices(subject: Subject) -> str | None:
     accelerator = subject.accelerator
+    _begun(subject)  # the checks that follow wait for it
     variables = exactly(accelerator.visible_devices_envs(), list, "visible_devices_envs()")
     declared = accelerator.visible_devices_variable
     require(
@@ -85,28 +86,38 @@ def visible_devices(subject: Subject) -> str | None:
     strings = dict(os.environ)
     accelerator.set_visible_devices_envs(strings, [str(last)])
     require(strings == environment, "set_visible_devices_envs() treats 0 and '0' differently")
-    _require_seen(subject, environment, variables, 1)
-    if last == 0:
-        return "with only one device here, a limit cannot be observed"
-    accelerator.set_visible_devices_envs(environment, [last, 0])
-    _require_seen(subject, environment, variables, 2)
-    return None
+    limited = [_Limited(subject, environment, variables, 1)]
+    if last:
+        environment = dict(environment)
+        accelerator.set_visible_devices_envs(environment, [last, 0])
+        limited.append(_Limited(subject, environment, variables, 2))
+    for child in limited:  # two at a time
+        child.require_seen()
+    return None if last else "with only one device here, a limit cannot be observed"
 
 
 _ASCENDING = ("ASCEND_RT_VISIBLE_DEVICES",)
 """Variables of drivers that take devices in ascending order only."""
 
 
-def _require_seen(
-    subject: Subject, environment: dict[str, str], variables: Sequence[str], wanted: int
-) -> None:
-    """Fails the check unless a child with this environment counts and uses so many devices."""
-    limit = " ".join(f"{variable}={environment.get(variable)}" for variable in variables)
-    try:
-        seen = Child(f"{__name__}:count_devices", subject.source, environment=environment).result()
-    except BrokenPromiseError as broken:
-        raise BrokenPromiseError(f"with {limit}, which leaves {wanted}, {broken}") from None
-    require(seen == wanted, f"with {limit} the device_count() of a child is {seen}, not {wanted}")
+class _Limited:
+    """A child that begins at once, and that a limit leaves so many devices."""
+
+    def __init__(
+        self, subject: Subject, environment: Mapping[str, str], variables: Sequence[str], wanted: int
+    ) -> None:
+        self._limit = " ".join(f"{variable}={environment.get(variable)}" for variable in variables)
+        self._wanted = wanted
+        self._child = Child(f"{__name__}:count_devices", subject.source, environment=environment)
+
+    def require_seen(self) -> None:
+        """Fails the check unless it counts and uses as many devices."""
+        try:
+            seen = self._child.result()
+        except BrokenPromiseError as broken:
+            raise BrokenPromiseError(f"with {self._limit}, which leaves {self._wanted}, {broken}") from None
+        told = f"with {self._limit} the device_count() of a child is {seen}, not {self._wanted}"
+        require(seen == self._wanted, told)
 
 
 def _require_any_iterable(accelerator: Accelerator, variables: Sequence[str], last: int) -> None:
@@ -346,10 +357,16 @@ def forked_children_use_the_host(subject: Subject) -> None:
 
 
 @lru_cache(maxsize=1)
-def _launched(subject: Subject) -> dict[str, Any]:
-    """The observations of one process for both checks above, since a process takes seconds to start."""
+def _begun(subject: Subject) -> Child:
+    """The process for the checks above, which begins at once."""
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
-    child = Child(f"{__name__}:launched", subject.source, environment=environment)
+    return Child(f"{__name__}:launched", subject.source, environment=environment)
+
+
+@lru_cache(maxsize=1)
+def _launched(subject: Subject) -> dict[str, Any]:
+    """The observations of one process for the checks above, since a process takes seconds to start."""
+    child = _begun(subject)
     told: dict[str, Any] = child.result(timeout_s=250)
     return {**told, "ended": child.exit_code()}
 

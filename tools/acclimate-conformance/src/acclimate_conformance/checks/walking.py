@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from acclimate.accelerator import Accelerator
@@ -72,6 +72,10 @@ class Walk:
     def end_here(self) -> None:
         """Ends what the moves began in a thread; called in both."""
 
+    def surrounding(self, choose: random.Random) -> AbstractContextManager[object]:
+        """A block in which the next move is made, and which must not change what it does."""
+        return nullcontext()
+
     def say(self, text: str) -> None:
         """Tells what the present move does: called before it does so."""
         self.told = f"{text} in a second thread" if self.actor else text
@@ -98,7 +102,12 @@ class Walk:
         choose = random.Random(seed)
         self.told = ""
         actor = int(choose.random() < _ELSEWHERE)
-        self.in_actor(actor, lambda: getattr(self, name)(choose))
+
+        def make() -> None:
+            with self.surrounding(choose):
+                getattr(self, name)(choose)
+
+        self.in_actor(actor, make)
         if self.told:
             self.look()
             for thread in (0, 1):

@@ -20,7 +20,7 @@ from acclimate_conformance.checks.communication.observer import Observer
 _LENGTHS = (1, 5, 34)
 _MANY = 60
 SLOW_RANK_S = 0.2
-_GROUP_TIMEOUT_S, _LATEST_S = 5.0, 30.0
+_GROUP_TIMEOUT_S, _SHORT_TIMEOUT_S, _LATEST_S = 5.0, 3.0, 30.0
 _LONG = 1 << 18
 
 
@@ -755,7 +755,7 @@ def time_limits_of_groups(here: Observer) -> None:
         here.lacking.append("errors after a time-out: it ends the process")
         return
     distributed.barrier()  # the time-out also applies to making the group, to which a rank may come late
-    group = distributed.new_group(list(here.ranks), timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    group = distributed.new_group(list(here.ranks), timeout=timedelta(seconds=_SHORT_TIMEOUT_S))
     distributed.barrier()
     if here.number == 0:
         raised, waited = _reduces(here, [here.tensor(1)], group)
@@ -763,6 +763,6 @@ def time_limits_of_groups(here: Observer) -> None:
         here.holds(
             waited < _LATEST_S,
             f"all_reduce that no other rank joins raises after {waited:.0f} s, not after the group's "
-            f"time-out of {_GROUP_TIMEOUT_S:.0f} s",
+            f"time-out of {_SHORT_TIMEOUT_S:.0f} s",
         )
     distributed.barrier()

@@ -391,6 +391,12 @@ def _require_made(device: str, wanted: torch.device, when: str, lacking: set[str
                 require(alike, f"{told} is {short(actual.dtype)} of shape {tuple(actual.shape)}")
             else:
                 require_alike(actual, expected, told, True)
+        if name not in DRAWN:
+            for actual in found:
+                actual.logical_not_() if actual.dtype == torch.bool else actual.sub_(7)
+            for actual, expected in zip(_flat(make(device)), _flat(make("cpu")), strict=True):
+                told = f"{name} made on {device!r} again, after a change of what it gave before"
+                require_alike(actual, expected, told, True)
 
 
 _CHOOSE = ("topk", "topk of the first dimension", "sort", "kthvalue")

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -160,8 +160,9 @@ def builders_load(accelerator: Accelerator) -> str | None:
     timeout_s=240, once=True,
 )  # fmt: skip
 def toolchain(accelerator: Accelerator) -> None:
-    with refused('op_compiler(".no such kind")', CompilerNotFoundError):
-        accelerator.op_compiler(".no such kind")
+    for suffix in (".no such kind", ".txt", ".py", "", "cpp"):
+        with refused(f'op_compiler("{suffix}")', CompilerNotFoundError):
+            accelerator.op_compiler(suffix)
     try:
         compiler = accelerator.op_compiler()
     except CompilerNotFoundError as error:
@@ -171,6 +172,10 @@ def toolchain(accelerator: Accelerator) -> None:
         program.is_absolute() and os.access(program, os.X_OK),
         f"op_compiler() is {compiler!r}, whose first entry is not the full path of a program",
     )
+    with suppress(CompilerNotFoundError):  # it compiles GPU code, which a plain C++ compiler does not
+        of_gpus = accelerator.op_compiler(".cu")
+        is_plain = of_gpus == compiler and program.name in ("c++", "g++", "clang++")
+        require(not is_plain, f'op_compiler(".cu") is {of_gpus}, as for C++')
     flags, links = accelerator.op_compile_flags(), accelerator.op_link_flags()
     folders = accelerator.op_include_paths()
     named = {
@@ -185,6 +190,12 @@ def toolchain(accelerator: Accelerator) -> None:
         require(
             isinstance(words, list) and all(isinstance(word, str) for word in words), f"{what}() is {words!r}"
         )
+    for kind, suffixes in {
+        "a set": {".cpp"}, "a frozenset": frozenset((".cpp",)), "a list": [".cpp"], "a tuple": (".cpp",),
+        "the keys of a dict": {".cpp": 1}.keys(),
+    }.items():  # fmt: skip
+        found = accelerator.op_link_flags(suffixes)
+        require(found == links, f"op_link_flags() of {kind} is {found}, and {links} without an argument")
     for folder in folders:
         require(Path(folder).is_dir(), f"op_include_paths() has {folder!r}, which is not a folder")
     with tempfile.TemporaryDirectory() as temporary:
@@ -240,10 +251,25 @@ def toolchain_by_its_arguments(accelerator: Accelerator) -> None:
         os.environ["CXX"] = "/no/such/compiler"
         with refused("op_compiler() with CXX=/no/such/compiler", CompilerNotFoundError):
             accelerator.op_compiler()
+        del os.environ["CXX"]
+        _require_path_is_followed(accelerator)
     finally:
         os.environ.pop("CXX", None)
         if before is not None:
             os.environ["CXX"] = before
+
+
+def _require_path_is_followed(accelerator: Accelerator) -> None:
+    """Without CXX the program is taken from where PATH says, each time."""
+    if Path(accelerator.op_compiler()[0]).name not in ("c++", "g++", "clang++"):
+        return  # a vendor's own compiler
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "c++"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        with mock.patch.dict(os.environ, {"PATH": os.pathsep.join((folder, os.environ["PATH"]))}):
+            found = accelerator.op_compiler()[0]
+        require(found == str(program), f"op_compiler() is {found}, with c++ in the first folder of PATH")
 
 
 @check(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -16,6 +19,26 @@ _SHAPES = (
     (0, 8),
 )  # fmt: skip
 """The last dimension is normalised: below, at and beyond the sizes that a block of threads takes at once."""
+
+
+def _require_any_layout(op: Any, dtype: torch.dtype, device: str, name: str) -> None:
+    """Rows with gaps, from an odd place, in another order, of one repeated row, and a weight with gaps."""
+    base = (torch.arange(320.0) % 37 - 12).view(8, 40).to(dtype)
+    layouts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "every second column": lambda x: x[:, ::2], "transposed": lambda x: x.t(),
+        "from an odd place": lambda x: x[1:, 3:],
+        "of batches in another order": lambda x: x.view(2, 4, 40).transpose(0, 1),
+        "of one repeated row": lambda x: x[2:3].expand(5, 40),
+    }  # fmt: skip
+    for layout, view in layouts.items():
+        x = view(base)
+        weights = torch.linspace(-1, 2, 2 * x.shape[-1]).to(dtype)[::2]
+        try:
+            found = op(view(base.to(device)), weights.to(device), 1e-6)
+        except (RuntimeError, ValueError):  # an op may ask for rows in a row
+            continue
+        wanted = functional.rms_norm(x.double(), x.shape[-1:], weights.double(), 1e-6)
+        require_close(found, wanted, dtype, f"rms_norm() of {name} of a tensor {layout}")
 
 
 @check(
@@ -42,6 +65,7 @@ def normalising_ops_compute(accelerator: Accelerator) -> str | None:
                 refused.append(f"{name} takes no {short(dtype)}")
                 continue
             computed = True
+            _require_any_layout(op, dtype, device, name)
             for shape in _SHAPES:
                 for eps in (1e-6, 0.25):
                     generator = torch.Generator().manual_seed(len(shape))

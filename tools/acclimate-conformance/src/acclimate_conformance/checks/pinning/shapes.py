@@ -110,6 +110,10 @@ def templates(accelerator: Accelerator) -> None:
                 (template.numel(),),
             ),
             "pin_empty_like": (accelerator.pin_empty_like(template), template.shape),
+            "pin_empty_like of a tensor of the device": (
+                accelerator.pin_empty_like(template.to(accelerator.current_device_name())),
+                template.shape,
+            ),
             "pin_empty(size)": (accelerator.pin_empty(template.shape, dtype=template.dtype), template.shape),
             "pin_empty(tuple)": (
                 accelerator.pin_empty(tuple(template.shape), dtype=template.dtype),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -145,6 +145,10 @@ class _Random(Walk):
         )
         for index in self.indices if of_all else (here,):
             self.histories[index] = (seed,)
+
+    def surrounding(self, choose: random.Random) -> AbstractContextManager[object]:
+        blocks = (torch.inference_mode, torch.no_grad, torch.enable_grad)
+        return choose.choice(blocks)() if choose.random() < 0.3 else nullcontext()
 
     @move(14)
     def draws(self, choose: random.Random) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from acclimate_conformance.checks.assertions import (
     NotOfferedError,
     equal,
     exactly,
+    is_host,
     refused,
     require,
     require_close,
@@ -131,6 +133,8 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
                     and equal(second, torch.full((3,), 4.0 * number)),
                     f"a result of {what} changes when it is called again{name}",
                 )
+        if not is_host(accelerator):  # whose code takes long to compile, and is torch's
+            _require_each_call_trains(accelerator, backend)
         dropped = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 3, backend=backend)
         ones = torch.ones(301, device=device)
         accelerator.manual_seed(3)
@@ -138,6 +142,40 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
         accelerator.manual_seed(3)
         require(not equal(first, second), f"dropout in {what} has the same mask twice")
         require(equal(dropped(ones), first), f"dropout in {what} does not repeat after manual_seed()")
+
+
+_CALLS = 24
+
+
+def _lossy(x: torch.Tensor, weight: torch.Tensor, *, factor: float = 1.0) -> dict[str, Any]:
+    """What programs compile: a loss as one number, with results of several kinds beside it."""
+    product = (x @ weight).tanh() * factor
+    return {
+        "loss": product.square().mean(), "parts": [product, None, product.argmax(-1)], "given": x,
+        "count": x.shape[0], "largest": (product.amax(), product.detach().sum()),
+    }  # fmt: skip
+
+
+def _require_each_call_trains(accelerator: Accelerator, backend: str) -> None:
+    """Each of many calls gives its own results, and gradients of the one that is a single number."""
+    device = accelerator.current_device_name()
+    compiled = torch.compile(_lossy, backend=backend, dynamic=False)
+    start = torch.linspace(-1, 1, 12).reshape(4, 3)
+    for turn in range(_CALLS):
+        values = [(start.t() + turn / 8).contiguous(), start * (1 + turn % 5)]
+        ours, theirs = ([v.to(place).requires_grad_() for v in values] for place in (device, "cpu"))
+        found, wanted = compiled(ours[0], ours[1], factor=2.0), _lossy(theirs[0], theirs[1], factor=2.0)
+        what = f'call {turn + 1} of a function that "{backend}" compiled'
+        pairs = [(found["loss"], wanted["loss"]), (found["parts"][0], wanted["parts"][0])]
+        pairs += [*zip(found["largest"], wanted["largest"], strict=True)]
+        require(found["loss"].requires_grad, f"the loss of {what} has no history")
+        (found["loss"] + found["largest"][0]).backward()
+        (wanted["loss"] + wanted["largest"][0]).backward()
+        pairs += [(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True)]
+        for number, (actual, expected) in enumerate(pairs):
+            require_close(actual, expected, torch.float32, f"number {number + 1} of {what}")
+        same = found["given"] is ours[0] and found["parts"][1] is None and found["count"] == 3
+        require(same, f"{what} returns its argument, None and a number otherwise")
 
 
 def _plus(number: float) -> Callable[[torch.Tensor], torch.Tensor]:

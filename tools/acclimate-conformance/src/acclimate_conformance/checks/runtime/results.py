@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import CATEGORIES, Accelerator
+from acclimate.backends.cpu import CPUAccelerator
 from acclimate.errors import CompilerNotFoundError, UnsupportedError
-from acclimate_conformance.checks.assertions import NotOfferedError, equal, in_thread, require
+from acclimate_conformance.checks.assertions import NotOfferedError, equal, in_thread, is_host, require
 from acclimate_conformance.checks.check import check
 
 _MUTABLE = ("list", "dict", "torch.Tensor")
@@ -86,5 +87,11 @@ def compile_backend_of_all_threads(accelerator: Accelerator) -> None:
             in_thread(lambda: accelerator.set_compile_backend("eager"))
             told = accelerator.get_compile_backend()
             require(told == "eager", f'after set_compile_backend("eager") in a thread it is "{told}" here')
+        if not is_host(accelerator):
+            told = CPUAccelerator().get_compile_backend()
+            require(
+                told == CPUAccelerator.compile_backend,
+                f'set_compile_backend("eager") makes "{told}" that of the CPU\'s accelerator too',
+            )
     finally:
         accelerator.set_compile_backend(before)

@@ -23,6 +23,7 @@ from acclimate_conformance.checks.assertions import (
     refused,
     require,
     shares_memory,
+    short,
 )
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
@@ -223,7 +224,25 @@ def _kinds(name: str) -> dict[str, torch.Tensor]:
         "an expanded row": base[:1].expand(3, 6),
         "images with channels last": base.view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
         **_lazy(name),
+        **_of_each_dtype(name),
     }  # fmt: skip
+
+
+_DTYPES = (
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+def _of_each_dtype(name: str) -> dict[str, torch.Tensor]:
+    """Numbers that need every bit of their dtype, none of them, and one, where the device has the dtype."""
+    found: dict[str, torch.Tensor] = {}
+    for dtype in _DTYPES:
+        with suppress(RuntimeError, TypeError):
+            numbers = torch.tensor(extremes(dtype), dtype=dtype).to(name)
+            told = short(dtype)
+            found |= {f"extremes of {told}": numbers, f"no {told}": numbers[:0], f"one {told}": numbers[1]}
+    return found
 
 
 _LAZY = ("a conjugated view", "a negated view")
@@ -254,11 +273,11 @@ def _require_same_thing(found: torch.Tensor, wanted: torch.Tensor, what: str) ->
         found.stride() == wanted.stride() or is_packed or is_cloned,
         f"{what} has the strides {found.stride()}, not {wanted.stride()}",
     )
-    require(_numbers(found) == _numbers(wanted), f"{what} has other values")
+    require(same_bits(_plain(found), _plain(wanted)), f"{what} has other values")
 
 
-def _numbers(tensor: torch.Tensor) -> Any:
-    return tensor.detach().cpu().resolve_conj().resolve_neg().tolist()
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().flatten()
 
 
 @check(

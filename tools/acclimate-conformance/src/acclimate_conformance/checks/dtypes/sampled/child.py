@@ -1,14 +1,19 @@
-"""The child process that makes these observations: torch's own tests change torch when they are imported."""
+"""The child processes that make these observations: torch's own tests change torch when they are imported."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import json
+import os
 import socket
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TextIO
 
 import torch
@@ -114,21 +119,58 @@ def require_sampled(subject: Subject, topic: str) -> str | None:
 
 
 class _Observers:
-    """A process that observes one topic at a time; another one after a crash."""
+    """Processes that observe one topic at a time each; another one after a crash.
+
+    A process computes on one core, so there are two where there are cores, and they go ahead of the checks.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._running: tuple[Child, TextIO] | None = None
+        self._told: dict[str, Future[dict[str, Any]]] = {}
+        self._asked: SimpleQueue[tuple[str, Future[dict[str, Any]]]] = SimpleQueue()
+        self._running: dict[int, tuple[Child, TextIO]] = {}
+        for number in range(min(_PROCESSES, _cores())):
+            # Not of a pool, for whose threads Python waits when it ends.
+            threading.Thread(target=self._serve, args=(number,), daemon=True).start()
+        atexit.register(self._stop)
+
+    def begin(self, topics: Sequence[str]) -> None:
+        """Observes topics in their order, for checks that ask later."""
+        for topic in topics:
+            if topic not in self._told:
+                self._told[topic] = self._submitted(topic)
 
     def ask(self, topic: str) -> dict[str, Any]:
-        """What the process saw of a topic.
+        """What a process saw of a topic.
 
         Raises:
             BrokenPromiseError: the process crashed.
         """
-        if self._running is None or self._running[0].ended():
-            self._running = self._started()
-        child, lines = self._running
+        ahead = self._told.pop(topic, None)
+        if ahead is None:
+            return self._submitted(topic).result()
+        try:
+            return ahead.result()
+        except BrokenPromiseError:  # a device may take one process only
+            return self._submitted(topic).result()
+
+    def _submitted(self, topic: str) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        self._asked.put((topic, future))
+        return future
+
+    def _serve(self, number: int) -> None:
+        while True:
+            topic, future = self._asked.get()
+            try:
+                future.set_result(self._observe(number, topic))
+            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                future.set_exception(error)
+
+    def _observe(self, number: int, topic: str) -> dict[str, Any]:
+        if number not in self._running or self._running[number][0].ended():
+            self._running[number] = self._started()
+        child, lines = self._running[number]
         lines.write(f"{topic}\n")
         lines.flush()
         answer = lines.readline()
@@ -157,10 +199,35 @@ class _Observers:
         connection.settimeout(None)
         return child, connection.makefile("rw", encoding="utf-8")
 
+    def _stop(self) -> None:
+        for child, _ in self._running.values():
+            child.stop()
+
+
+_PROCESSES = 2
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 @functools.lru_cache(maxsize=1)
 def _observers(subject: Subject) -> _Observers:
     return _Observers(subject.source)
+
+
+def begin(subject: Subject, names: Sequence[str]) -> None:
+    """Begins what the checks of these names ask for, while others run.
+
+    Args:
+        subject: the accelerator.
+        names: of checks, in their order; others than those of this module's topics are left out.
+    """
+    topics = {topic.__name__ for topic in TOPICS}
+    asked = [name for name in names if name in topics]
+    if asked and not is_host(subject.accelerator):
+        _observers(subject).begin(asked)
 
 
 def observe(source: str, address: str) -> None:

@@ -135,6 +135,8 @@ class Findings:
                 return
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
             return
+        if elsewhere := _elsewhere(found, there.device):
+            self.broken.append(f"{what} of tensors on {there.device} gives one on {elsewhere}")
         by_element = near is not None
         if near is None:
             relative = OF_PRODUCTS if _PRODUCTS.search(name) else _RELATIVE
@@ -189,6 +191,15 @@ class Findings:
         more = f" and {len(names) - 12} others" if len(names) > 12 else ""
         lacks = f"it has no {', '.join(names[:12])}{more}" if names else ""
         return "; ".join(filter(None, (lacks, self.remark)))
+
+
+def _elsewhere(found: Any, device: str) -> str:
+    """The other device of the same type that a result is on; empty if there is none."""
+    here = torch.device(device)
+    places = {
+        t.device for t in tensors_in(found) if isinstance(t, torch.Tensor) and t.device.type == here.type
+    }
+    return next((str(place) for place in places if here.index not in (None, place.index)), "")
 
 
 def attempt(run: Run, place: Place) -> tuple[Any, Exception | None]:

@@ -71,6 +71,59 @@ def operators_beyond_the_grid(accelerator: Accelerator, found: Findings) -> None
             found.compare(name_of(op), text, _result(op, sample, dim, times))
         if found.enough:
             return
+    _compare_matrices(found)
+
+
+_ROWS, _COLUMNS = 65_600, 3
+_OF_ONE_DIMENSION: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "torch.cumsum": lambda x, dim: x.cumsum(dim),
+    "torch.cumprod": lambda x, dim: x.cumprod(dim),
+    "torch.cummax": lambda x, dim: x.cummax(dim),
+    "torch.logcumsumexp": lambda x, dim: x.logcumsumexp(dim),
+    "torch.softmax": lambda x, dim: x.softmax(dim),
+    "torch.log_softmax": lambda x, dim: x.log_softmax(dim),
+    "torch.logsumexp": lambda x, dim: x.logsumexp(dim),
+    "torch.sum": lambda x, dim: x.sum(dim),
+    "torch.mean": lambda x, dim: x.mean(dim),
+    "torch.prod": lambda x, dim: x.prod(dim),
+    "torch.var": lambda x, dim: x.var(dim),
+    "torch.norm": lambda x, dim: torch.linalg.vector_norm(x, 2, dim),
+    "torch.amax": lambda x, dim: x.amax(dim),
+    "torch.max": lambda x, dim: x.max(dim),
+    "torch.argmin": lambda x, dim: x.argmin(dim),
+    "torch.sort": lambda x, dim: x.sort(dim, descending=True),
+    "torch.topk": lambda x, dim: x.topk(2, dim),
+    "torch.median": lambda x, dim: x.median(dim),
+    "torch.any": lambda x, dim: (x > 2).any(dim),
+    "torch.all": lambda x, dim: (x > 2).all(dim),
+    "torch.flip": lambda x, dim: x.flip(dim),
+    "torch.roll": lambda x, dim: x.roll(1, dim),
+    "torch.diff": lambda x, dim: x.diff(dim=dim),
+    "torch.index_select": lambda x, dim: x.index_select(dim, torch.tensor([2, 0], device=x.device)),
+    "torch.gather": lambda x, dim: x.gather(dim, x.argsort(dim)),
+    "torch.scatter": lambda x, dim: torch.zeros_like(x).scatter(dim, x.argsort(dim), x),
+    "torch.index_add": lambda x, dim: x.index_add(dim, torch.tensor([1, 1, 0], device=x.device), x),
+    "torch.nn.functional.normalize": lambda x, dim: torch.nn.functional.normalize(x, dim=dim),
+}
+"""Operators along one dimension, whose inputs in torch's own tests are seldom matrices."""
+
+
+def _compare_matrices(found: Findings) -> None:
+    """Matrices of many rows, and in turn of many columns, and the first transposed."""
+    base = torch.arange(_ROWS)[:, None].remainder(89) / 8 + torch.tensor([0.5, 0.0, 1.0])
+    matrices = {"rows": (base, 1), "columns": (base.t().contiguous(), 0), "transposed rows": (base.t(), 0)}
+    others = list(matrices)[1:]
+    for number, (name, call) in enumerate(_OF_ONE_DIMENSION.items()):
+        for what in ("rows", *others[number % 3 : number % 3 + 1]):
+            matrix, dim = matrices[what]
+            text = f"{name}(a matrix of {_ROWS} {what} of {_COLUMNS} numbers, {dim})"
+
+            def run(place: Place, call: Any = call, matrix: torch.Tensor = matrix, dim: int = dim) -> Any:
+                return list(tensors_in(call(place.put(matrix), dim)))
+
+            found.compare(name, text, run)
+        if found.enough:
+            return
 
 
 def _is_repeated(op: Any, sample: Sample, dim: int) -> bool:
