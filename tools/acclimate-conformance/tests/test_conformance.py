@@ -218,7 +218,8 @@ def test_a_workers_processes_are_gone_when_ending_them_returns() -> None:
 def test_the_plugin_adds_the_checks_to_a_projects_own_tests(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
     run = python(
-        "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "test_own or (devices and counts) or set_device or seeds",
+        "-m", "pytest", "-v", "-p", "no:cacheprovider",
+        "-k", "test_own or (devices and counts) or set_device or seeds",
         "--acclimate-accelerator", "mutants:TextualCurrentDevice", folder=tmp_path,
     )  # fmt: skip
     assert run.returncode == 1, run.stdout + run.stderr
