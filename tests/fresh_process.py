@@ -11,6 +11,7 @@ import gc
 import importlib
 import importlib.metadata
 import json
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -138,6 +139,8 @@ def _serve() -> None:
 
 def _run(request: dict[str, Any]) -> None:
     """Becomes the run; does not return."""
+    atexit._clear()  # of the server, of which some take longer than many a run
+    atexit.register(multiprocessing.util._exit_function)
     folder = Path(request["folder"])
     signal.alarm(request["timeout_s"])
     nothing = os.open(os.devnull, os.O_RDONLY)
