@@ -152,9 +152,7 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            gc.freeze()  # as old objects, so that the search does not go over all of them now
             gc.enable()
-            gc.unfreeze()
 
 
 _Doubts: TypeAlias = Mapping[Symbol, str]
