@@ -47,45 +47,12 @@ _COMPUTE = {
 }
 """Functions of numpy whose result is of 64 bits, unless they get an array of fewer."""
 _GIVE_WHOLE = {
-    *("argmax", "argmin", "argsort", "argwhere", "nonzero", "flatnonzero", "bincount", "digitize", "indices"),
-    *("searchsorted", "count_nonzero", "unravel_index", "ravel_multi_index", "triu_indices", "tril_indices"),
-    *(
-        "lexsort",
-        "argpartition",
-        "isnan",
-        "isinf",
-        "isfinite",
-        "isin",
-        "isclose",
-        "logical_and",
-        "logical_or",
-    ),
-    *(
-        "logical_not",
-        "any",
-        "all",
-        "equal",
-        "greater",
-        "less",
-        "randint",
-        "integers",
-        "shape",
-        "size",
-        "ndim",
-    ),
-    *(
-        "unpackbits",
-        "packbits",
-        "load",
-        "save",
-        "frombuffer",
-        "int64",
-        "int32",
-        "float32",
-        "float16",
-        "uint8",
-    ),
-    *("finfo", "iinfo", "dtype", "array_equal", "allclose"),
+    *("argmax", "argmin", "argsort", "argwhere", "nonzero", "flatnonzero", "bincount", "digitize"),
+    *("indices", "searchsorted", "count_nonzero", "unravel_index", "ravel_multi_index", "triu_indices"),
+    *("tril_indices", "lexsort", "argpartition", "isnan", "isinf", "isfinite", "isin", "isclose"),
+    *("logical_and", "logical_or", "logical_not", "any", "all", "equal", "greater", "less", "randint"),
+    *("integers", "shape", "size", "ndim", "unpackbits", "packbits", "load", "save", "frombuffer", "int64"),
+    *("int32", "float32", "float16", "uint8", "finfo", "iinfo", "dtype", "array_equal", "allclose"),
 }
 """Functions of numpy whose result has not the dtype of what they get. That of all others has."""
 _DTYPE_AT = {"zeros": 1, "ones": 1, "empty": 1, "array": 1, "asarray": 1, "full": 2, "loadtxt": 1, "eye": 3}
