@@ -207,6 +207,32 @@ def test_transformers_generates_the_hosts_tokens() -> None:
     assert model.to("sim").generate(prompt.to("sim"), max_new_tokens=8, do_sample=False).cpu().equal(expected)
 
 
+def test_a_plan_for_ranks_and_a_step_of_training_keep_the_devices_random_numbers() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from acclimate.llm.split.layers.randomness import RankRandomness
+    from acclimate.llm.split.planning.make_plan import make_plan
+
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    acc.manual_seed_all(5)
+    places = range(acc.device_count())
+    before = [acc.get_rng_state(place) for place in places]
+    make_plan(model, 2)
+    after_the_plan = [acc.get_rng_state(place) for place in places]
+    layer = nn.Dropout()
+    randomness = RankRandomness(layer, 1)
+    randomness.enter(layer, "a region")
+    assert not acc.get_rng_state().equal(before[0])
+    randomness.leave("a region")
+    after_the_step = [acc.get_rng_state(place) for place in places]
+    for states in (after_the_plan, after_the_step):
+        assert all(map(torch.equal, before, states))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_its_own_op_is_built_from_its_own_folder(dtype: torch.dtype) -> None:
     builder = acc.create_op_builder("RMSNormBuilder")

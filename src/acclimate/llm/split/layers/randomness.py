@@ -40,7 +40,8 @@ class RankRandomness:
             seed = int(torch.randint(1 << 62, ()))
             accelerator = get_accelerator()
             self._common = torch.get_rng_state(), accelerator.get_rng_state()
-            torch.manual_seed(seed + self._rank)
+            # Not torch.manual_seed(), which seeds devices whose state is not kept.
+            torch.default_generator.manual_seed(seed + self._rank)
             accelerator.manual_seed(seed + self._rank)
         self._open.add(region)
 

@@ -136,7 +136,7 @@ class Trace:
             # Without this, tensors that the model creates would be on the default device, not the copy's.
             watching = self._watching()
             with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad(), watching:
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)  # torch.manual_seed() seeds all devices
                 found = example(self.model) if example is not None else self._call(is_rich)
             if isinstance(watching, CalledLinears):
                 called = sorted(watching.found())
@@ -228,7 +228,7 @@ class Trace:
                 NoEmptyAttention(),
                 torch.random.fork_rng(devices=[]),
             ):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)
                 self.modules[block](*args, **kwargs)
             return replay
         finally:
