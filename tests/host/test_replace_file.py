@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
-from acclimate.host.replace_file import replace_file
+from acclimate.host.replace_file import replace_file, umask
 
 
 def mode_of(path: Path) -> int:
@@ -33,6 +34,20 @@ def test_a_new_file_has_the_mode_that_the_umask_gives(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert mode_of(tmp_path / "file") == 0o640
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's umask")
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o7])
+def test_the_umask_is_read_without_a_change_that_files_of_other_threads_would_get(
+    mask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(mask)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda _: pytest.fail("the umask was changed"))
+            assert umask() == mask
+    finally:
+        os.umask(before)
 
 
 def test_a_mode_can_be_given(tmp_path: Path) -> None:

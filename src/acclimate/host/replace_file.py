@@ -27,7 +27,7 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
         try:
             mode = target.stat().st_mode & 0o7777
         except FileNotFoundError:
-            mode = 0o666 & ~_umask()
+            mode = 0o666 & ~umask()
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".acclimate.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -42,7 +42,16 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
         raise
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The bits that new files of this process do not get.
+
+    Linux tells them. Elsewhere they are told only in exchange for others, which files that another thread
+    makes meanwhile get.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(errors="replace").splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

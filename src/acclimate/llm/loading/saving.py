@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from acclimate.errors import SaveError, UnsupportedError
+from acclimate.host.replace_file import umask
 from acclimate.llm.files.checkpoint import safetensors_header
 from acclimate.llm.files.deferred_tensors import cut, deferred, read, sources
 from acclimate.llm.files.regions import Region
@@ -268,7 +269,7 @@ def _write_settings(model: Any, private: Path, files: list[_File]) -> None:
 
 def _publish(private: Path, folder: Path) -> None:
     """Puts the complete files under their final names."""
-    private.chmod(0o755 & ~_umask())
+    private.chmod(0o755 & ~umask())
     if not folder.exists():
         private.rename(folder)
         return
@@ -285,12 +286,6 @@ def _publish(private: Path, folder: Path) -> None:
             path.unlink()
     for name in sorted(new, key=lambda name: (name == "config.json", name)):
         (private / name).replace(folder / name)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager
