@@ -7,9 +7,10 @@ import copy
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -233,3 +234,37 @@ def test_all_processes_make_the_same_plan() -> None:
     one, other = made(1), made(2)
     assert one == other
     assert len(one) > 1000
+
+
+def test_plans_made_at_the_same_time_leave_the_default_dtype_and_the_random_numbers() -> None:
+    first_is_in, second_is_in, first_has_ended = (threading.Event() for _ in range(3))
+    tokens = torch.arange(4).view(1, 4)
+
+    def example_of_the_first(model: nn.Module) -> Tensor:
+        first_is_in.set()
+        second_is_in.wait(0.3)
+        return cast("Tensor", model(tokens))
+
+    def example_of_the_second(model: nn.Module) -> Tensor:
+        second_is_in.set()
+        first_has_ended.wait(0.3)
+        return cast("Tensor", model(tokens))
+
+    def plan_first() -> None:
+        make_plan(model, 1, example=example_of_the_first)
+        first_has_ended.set()
+
+    torch.manual_seed(7)
+    model = Model(Perceptron)
+    before, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        thread = threading.Thread(target=plan_first)
+        thread.start()
+        first_is_in.wait()
+        make_plan(model, 1, example=example_of_the_second)
+        thread.join()
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(dtype)
+    assert torch.get_rng_state().equal(before)

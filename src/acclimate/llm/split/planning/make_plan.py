@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from acclimate.errors import BlockError, PlanError, TiedSplitsError
+from acclimate.imports import ForkSafeLock
 from acclimate.llm.split.layers.intact import split_of
 from acclimate.llm.split.plan import Plan
 from acclimate.llm.split.planning.mapping import Styles, read_mapping, read_published_plan
@@ -24,6 +25,9 @@ from acclimate.llm.split.planning.planner import (
 )
 from acclimate.llm.split.tracing.trace import Trace, traced
 from acclimate.llm.split.verify import verify_plan
+
+_planning = ForkSafeLock()
+"""Held while a plan is made: two at a time would leave the default dtype and random numbers of planning."""
 
 
 def make_plan(
@@ -55,7 +59,7 @@ def make_plan(
             "split it in another way."
         )
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
-    with _own_settings():
+    with _planning, _own_settings():
         mapping = read_mapping(user, names)
         try:
             styles = Styles(mapping, read_published_plan(model, names))
