@@ -7,8 +7,48 @@ import warnings
 from collections.abc import Iterator
 
 from acclimate.errors import AcclimateError, MissingExtraError, UnsupportedModelError
+from acclimate.imports import ForkSafeLock
 
 _LONGEST_REASON = 300
+
+
+class _Quiet:
+    """What silences transformers, as long as any thread needs it.
+
+    Its settings and Python's filters of warnings are the process's. Two threads that each put back what they
+    found would leave what the other one had set.
+    """
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+        self._inside = 0
+        self._undo = contextlib.ExitStack()
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._silence()
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._undo.close()
+
+    def _silence(self) -> None:
+        from transformers.utils import logging
+
+        self._undo.callback(logging.set_verbosity, logging.get_verbosity())
+        if logging.is_progress_bar_enabled():
+            self._undo.callback(logging.enable_progress_bar)
+        self._undo.enter_context(warnings.catch_warnings())
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        warnings.filterwarnings("ignore", module="transformers")
+
+
+_quiet = _Quiet()
 
 
 @contextlib.contextmanager
@@ -17,19 +57,11 @@ def quiet_transformers() -> Iterator[None]:
 
     The caller checks what the warnings would say: parameters without weights are an error here.
     """
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    _quiet.enter()
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="transformers")
-            yield
+        yield
     finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        _quiet.leave()
 
 
 def first_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import logging
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from acclimate.errors import BlockError
+from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.split.apply import apply_plan
 from acclimate.llm.split.collectives import on_threads
 from acclimate.llm.split.plan import Plan
@@ -340,7 +342,9 @@ def _recorded(trace: Trace, calls: dict[str, Steps], run: Callable[[], object]) 
         if name in calls:
             calls[name].add(args, kwargs)
 
-    with trace.recording(record), _quiet():
+    # It would speak of settings of a run that the user did not start.
+    silent = quiet_transformers() if "transformers" in sys.modules else contextlib.nullcontext()
+    with trace.recording(record), silent:
         try:
             with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad():
                 run()
@@ -350,15 +354,3 @@ def _recorded(trace: Trace, calls: dict[str, Steps], run: Callable[[], object]) 
                 call.calls.clear()
             return False
     return True
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences transformers' messages about generation settings, because the user did not start this run."""
-    chatty = logging.getLogger("transformers")
-    before = chatty.level
-    chatty.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        chatty.setLevel(before)
