@@ -19,7 +19,6 @@ import math
 import random
 import threading
 import traceback
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -122,7 +121,6 @@ def _captured(
     drawn = random.getstate()
     with (
         torch.no_grad(),
-        warnings.catch_warnings(),
         torch.autocast(device.type, enabled=False),
         _unlogged(),
         shadow.fakes.mode,
