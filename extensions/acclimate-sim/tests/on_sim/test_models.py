@@ -207,7 +207,7 @@ def test_transformers_generates_the_hosts_tokens() -> None:
     assert model.to("sim").generate(prompt.to("sim"), max_new_tokens=8, do_sample=False).cpu().equal(expected)
 
 
-def test_a_plan_for_ranks_and_a_step_of_training_keep_the_devices_random_numbers() -> None:
+def test_ranks_draw_on_the_device_of_their_layer_and_keep_the_random_numbers_of_all_devices() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from acclimate.llm.split.layers.randomness import RankRandomness
     from acclimate.llm.split.planning.make_plan import make_plan
@@ -220,17 +220,20 @@ def test_a_plan_for_ranks_and_a_step_of_training_keep_the_devices_random_numbers
         model = transformers.LlamaForCausalLM(config)
     acc.manual_seed_all(5)
     places = range(acc.device_count())
+    assert len(places) > 1
+    layers = [nn.Linear(2, 2, device=acc.device_name(place)) for place in places]
     before = [acc.get_rng_state(place) for place in places]
     make_plan(model, 2)
     after_the_plan = [acc.get_rng_state(place) for place in places]
-    layer = nn.Dropout()
-    randomness = RankRandomness(layer, 1)
-    randomness.enter(layer, "a region")
-    assert not acc.get_rng_state().equal(before[0])
-    randomness.leave("a region")
-    after_the_step = [acc.get_rng_state(place) for place in places]
-    for states in (after_the_plan, after_the_step):
-        assert all(map(torch.equal, before, states))
+    for place, layer in enumerate(layers):
+        randomness = RankRandomness(layer, 1)
+        randomness.enter(layer, "a region")
+        inside = [acc.get_rng_state(other).equal(state) for other, state in enumerate(before)]
+        assert inside == [other != place for other in places]
+        randomness.leave("a region")
+        after_the_step = [acc.get_rng_state(other) for other in places]
+        for states in (after_the_plan, after_the_step):
+            assert all(map(torch.equal, before, states))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

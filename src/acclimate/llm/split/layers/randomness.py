@@ -14,6 +14,8 @@ from torch import nn
 
 from acclimate.selection import get_accelerator
 
+_HOST = torch.device("cpu")
+
 
 class RankRandomness:
     """Gives each rank different random numbers between columns and rows, and the same ones elsewhere.
@@ -24,7 +26,7 @@ class RankRandomness:
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._rank = rank
         self._open: set[str] = set()
-        self._common: tuple[Any, Any] | None = None
+        self._common: tuple[torch.Tensor, torch.device, torch.Tensor | None] | None = None
         model.register_forward_pre_hook(self._begin)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RankRandomness:
@@ -37,12 +39,19 @@ class RankRandomness:
             return
         if not self._open:
             # Draw one number, so that numbers after the region differ from those in it.
-            seed = int(torch.randint(1 << 62, ()))
-            accelerator = get_accelerator()
-            self._common = torch.get_rng_state(), accelerator.get_rng_state()
+            seed = int(torch.randint(1 << 62, ())) + self._rank
+            # Of the module's device, which need not be the current one.
+            device = next((weight.device for weight in module.parameters()), _HOST)
+            host = torch.get_rng_state()
             # Not torch.manual_seed(), which seeds devices whose state is not kept.
-            torch.default_generator.manual_seed(seed + self._rank)
-            accelerator.manual_seed(seed + self._rank)
+            torch.default_generator.manual_seed(seed)
+            accelerator = get_accelerator()
+            if device.type == accelerator.device_type != _HOST.type:
+                self._common = host, device, accelerator.get_rng_state(device)
+                with accelerator.device(device):
+                    accelerator.manual_seed(seed)
+            else:
+                self._common = host, device, None
         self._open.add(region)
 
     def leave(self, region: str) -> None:
@@ -61,7 +70,8 @@ class RankRandomness:
 
     def _restore(self) -> None:
         if self._common is not None:
-            host, device = self._common
+            host, device, state = self._common
             torch.set_rng_state(host)
-            get_accelerator().set_rng_state(device)
+            if state is not None:
+                get_accelerator().set_rng_state(state, device)
             self._common = None
