@@ -110,7 +110,6 @@ def set_stream(accelerator: Accelerator) -> None:
 @check(
     "Event", "synchronize",
     promise="elapsed_time is the time of the work between two events, in milliseconds.",
-    once=True,
 )  # fmt: skip
 def events_measure_time(accelerator: Accelerator) -> None:
     work = Work(accelerator)
