@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -183,6 +183,14 @@ def require_streams(accelerator: Accelerator) -> None:
     """Ends the check if the accelerator has no streams."""
     if issubclass(accelerator.Stream, HostStream):
         raise NotOfferedError("it has no streams: its work is done in the order of the calls")
+
+
+def new_stream(accelerator: Accelerator) -> Any:
+    """A new stream of the current device; another device's would make those at fault that make it current."""
+    stream, here = accelerator.Stream(), accelerator.current_device()
+    index = getattr(getattr(stream, "device", None), "index", None)
+    require(index in (None, here), f"Stream() is one of device {index} while current_device() is {here}")
+    return stream
 
 
 def in_thread(function: Callable[[], _T]) -> _T:
