@@ -185,11 +185,16 @@ def require_streams(accelerator: Accelerator) -> None:
         raise NotOfferedError("it has no streams: its work is done in the order of the calls")
 
 
-def new_stream(accelerator: Accelerator) -> Any:
-    """A new stream of the current device; another device's would make those at fault that make it current."""
-    stream, here = accelerator.Stream(), accelerator.current_device()
+def new_stream(accelerator: Accelerator, device: str | None = None) -> Any:
+    """A new stream of a device, the current one by default.
+
+    One of another device is a fault of its own, which else would be put down to what makes it current.
+    """
+    stream = accelerator.Stream() if device is None else accelerator.Stream(device=device)
+    here = accelerator.current_device() if device is None else torch.device(device).index
     index = getattr(getattr(stream, "device", None), "index", None)
-    require(index in (None, here), f"Stream() is one of device {index} while current_device() is {here}")
+    told = f"Stream({'' if device is None else f'device={device!r}'})"
+    require(index in (None, here) or here is None, f"{told} is one of device {index}, not {here}")
     return stream
 
 
