@@ -336,6 +336,11 @@ def test_an_events_fault_is_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
             "Graph.reset: of the objects that create_graph() makes",
         ),
         (
+            "random/generators",
+            "Generator.clone_state() of default_generator() of cpu draws other numbers",
+            "Generator.clone_state: of the generators",
+        ),
+        (
             "random/every_kind_of_draw_repeats",
             "the operator rand changes the state of the host's generator",
             "operators on cpu: rand",
@@ -420,6 +425,16 @@ def test_what_happened_before_is_less_likely_at_fault_than_the_draw_that_was_mad
     )
     (result,) = ranked([_failed("walks_over_random_numbers", reason)])
     assert result.changes[0] == "operators on cpu: dropout"
+
+
+def test_a_method_of_a_generator_that_one_check_proves_explains_a_walk_that_called_it_before() -> None:
+    named = "Generator.clone_state() of default_generator() changes the state of the generator of cpu"
+    walked = (
+        "after the draw normal_() of 64 on cpu with a generator get_rng_state(0) differs from what it was; "
+        "before it: Generator.clone_state() of default_generator(0)"
+    )
+    results = ranked([_failed("generators", named), _failed("walks_over_random_numbers", walked)])
+    assert {result.changes[0].partition(":")[0] for result in results} == {"Generator.clone_state"}
 
 
 @pytest.mark.parametrize(

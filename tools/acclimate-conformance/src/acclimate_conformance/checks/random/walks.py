@@ -276,7 +276,7 @@ class _Random(Walk):
             choose.choice(list(_DRAWS)),
             choose.choice(_LENGTHS),
         )
-        self.say(f"{kind} of {length} on {self.names[made.index]} with a generator")
+        self.say(f"the draw {kind} of {length} on {self.names[made.index]} with a generator")
         numbers = _DRAWS[kind](self.names[made.index], length, made.generator)
         made.history = self._known(made.history, f"{kind} of {length}", numbers)
 
