@@ -455,6 +455,12 @@ def _failed(name: str, reason: str) -> Result:
                   changes=tuple(weights), weights=tuple(weights.values()))  # fmt: skip
 
 
+def test_what_an_observation_begins_with_is_at_fault_before_a_call_that_it_names() -> None:
+    reason = "OutOfMemoryError: torch.eye on cpu is accepted; OutOfMemoryError: memory_allocated() is lower"
+    changes = failed_changes(OwnFigures(), "memory/a_full_device_says_so", reason)
+    assert changes[0].startswith("OutOfMemoryError: ")
+
+
 def test_one_method_that_explains_several_failures_is_named_by_each() -> None:
     def failed(name: str, **changes: float) -> Result:
         return Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1,

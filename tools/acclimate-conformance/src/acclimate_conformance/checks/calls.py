@@ -261,7 +261,11 @@ def where_to_mend(
     own = [name for name in own if name in observes or not _CLAIM.match(name)]
     theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
     told, _, history = reason.partition(BEFORE_IT)
-    named = [name for name in _CALL.findall(told) if _implementer(accelerator, name)]
+    named = [
+        called or begins
+        for called, begins in _CALL_OR_BEGINNING.findall(told)
+        if begins in observes or _implementer(accelerator, called)
+    ]
     earlier = [name for name in _CALL.findall(history) if _implementer(accelerator, name)]
     # Without a call: names that are no words of English, such as IntTensor.
     named = named or [name for name in re.findall(r"\w+", told) if name in observes and _is_no_word(name)]
@@ -319,6 +323,8 @@ _CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
 """The beginnings of names of methods that say what a device is."""
 _CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)(?<!Generator\.)(?<!torch\.)\b(\w+)\(")
 """A call that a text names, but for methods of objects that the interface makes, and torch's functions."""
+_CALL_OR_BEGINNING = re.compile(rf"{_CALL.pattern}|(?:^|; )(\w+): ")
+"""Such a call, or what an observation begins with, such as "OutOfMemoryError: "."""
 _DRAW = re.compile(r"\bthe draw (?:torch\.)?(\w+)")
 _DRAWN = 0.9
 """A draw that a text names, and how much speaks for it: what it changes is seen by the vendor's methods."""
