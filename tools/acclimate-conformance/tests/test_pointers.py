@@ -476,6 +476,22 @@ def test_one_method_that_explains_several_failures_is_named_by_each() -> None:
     assert {result.changes[0] for result in results} == {"reset_peak_memory_stats"}
 
 
+@pytest.mark.parametrize("other", ["reset_peak_memory_stats", "max_memory_allocated"])
+def test_a_default_is_at_fault_unless_another_failure_names_what_it_calls(other: str) -> None:
+    default = (
+        "reset_max_memory_cached: acclimate's default, which calls reset_peak_memory_stats; fix that, or"
+    )
+    walked = {default: 2.0, "reset_peak_memory_stats: here": 0.4}
+    results = [
+        Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1,
+               changes=tuple(changes), weights=tuple(changes.values()))
+        for name, changes in (("walked", walked), ("named", {f"{other}: here": 2.0}))
+    ]  # fmt: skip
+    first = ranked(results)[0].changes[0].partition(":")[0]
+    is_named = other == "reset_peak_memory_stats"
+    assert first == ("reset_peak_memory_stats" if is_named else "reset_max_memory_cached")
+
+
 class _Twice(SimpleNamespace):
     """An accelerator of two devices whose current_stream() tells the stream of the current one."""
 
