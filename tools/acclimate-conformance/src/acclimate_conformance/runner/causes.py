@@ -73,14 +73,14 @@ _EXPLAINS = 3.0
 def _behind(result: Result, first_ones: Collection[str]) -> Result:
     """The result with the method before the default that only calls it, if another failure names it first."""
     default = _CALLS.match(result.changes[0]) if result.changes else None
-    called = re.findall(r"\w+", default[1]) if default else []
+    called = re.findall(r"(?<![\w.])\w+(?!\.)", default[1]) if default else []
     behind = [change for change in result.changes if _name(change) in called and _name(change) in first_ones]
     others = [change for change in result.changes if change not in behind]
     return replace(result, changes=(*behind, *others)) if behind else result
 
 
-_CALLS = re.compile(r"\w+: acclimate's default, which calls (.*); fix that")
-"""A default of acclimate's, and what it calls."""
+_CALLS = re.compile(r"\w+: acclimate's default, which calls (.*?)(?:, else .*)?; fix that")
+"""A default of acclimate's, and what it calls: names with a dot are functions of torch's."""
 
 
 def _suspicion(failing: int, kept: int) -> float:
