@@ -455,6 +455,13 @@ def _failed(name: str, reason: str) -> Result:
                   changes=tuple(weights), weights=tuple(weights.values()))  # fmt: skip
 
 
+def test_a_wrong_compiled_function_is_a_fault_of_the_backend_that_compiles() -> None:
+    reason = 'a checkpoint with dropout in a function compiled with "inductor" draws other numbers'
+    first = failed_changes(OwnFigures(), "runtime/checkpoints_draw_again", reason)[0]
+    assert first.startswith("compile_backend: ")
+    assert 'it names the backend "inductor" of torch.compile' in first
+
+
 def test_what_an_observation_begins_with_is_at_fault_before_a_call_that_it_names() -> None:
     reason = "OutOfMemoryError: torch.eye on cpu is accepted; OutOfMemoryError: memory_allocated() is lower"
     changes = failed_changes(OwnFigures(), "memory/a_full_device_says_so", reason)

@@ -410,6 +410,10 @@ _WORKS_ELSEWHERE: dict[str, Callable[[Accelerator, str], str]] = {
         "names the op builders, whose classes do the work; "
         f"fix {_first(_OP, reason, 'these')} there, or name others"
     ),
+    "compile_backend": lambda accelerator, reason: (
+        f'names the backend "{accelerator.compile_backend}" of torch.compile, which compiles; '
+        "fix that there, or name another"
+    ),
 }
 """For each attribute that only names another component: that component, which does the work."""
 
