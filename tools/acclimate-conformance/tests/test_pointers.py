@@ -483,6 +483,24 @@ def test_one_method_that_explains_several_failures_is_named_by_each() -> None:
     assert {result.changes[0] for result in results} == {"reset_peak_memory_stats"}
 
 
+def test_a_second_cause_that_more_failures_name_is_the_first_unless_that_is_proven() -> None:
+    told = [
+        {"memory_stats": 2.0, "reset_peak_memory_stats": 0.2},
+        {"reset_peak_memory_stats": 2.0, "max_memory_reserved": 0.2},
+        {"reset_peak_memory_stats": 2.0, "memory_reserved": 0.2},
+        {"empty_cache": 3.0, "reset_peak_memory_stats": 0.2},
+    ]
+    results = ranked(
+        [
+            Result(f"memory/{number}", "memory", "It works.", "failed", "seen", (), 0.1,
+                   changes=tuple(changes), weights=tuple(changes.values()))
+            for number, changes in enumerate(told)
+        ]
+    )  # fmt: skip
+    firsts = [result.changes[0] for result in results]
+    assert firsts == [*["reset_peak_memory_stats"] * 3, "empty_cache"]
+
+
 @pytest.mark.parametrize("other", ["reset_peak_memory_stats", "max_memory_allocated"])
 def test_a_default_is_at_fault_unless_another_failure_names_what_it_calls(other: str) -> None:
     default = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from acclimate_conformance.result import Result
@@ -19,12 +19,13 @@ def ranked(results: list[Result]) -> list[Result]:
     """
     failing = Counter(name for result in results for name in map(_name, result.changes))
     kept = Counter(name for result in results for name in result.cleared)
-    proven = {
-        _name(change)
+    proofs = {
+        change
         for result in results
         for change, weight in zip(result.changes, result.weights, strict=True)
         if weight >= _PROOF
     }
+    proven = {_name(change) for change in proofs}
     # How much speaks for a name in all checks: in each at most as much as a text that names it.
     spoken: dict[str, float] = defaultdict(float)
     for result in results:
@@ -56,7 +57,8 @@ def ranked(results: list[Result]) -> list[Result]:
         return replace(result, cause=cause)
 
     found = [placed(result) if result.outcome == "failed" else result for result in results]
-    first_ones = {_name(result.changes[0]) for result in found if result.changes}
+    first_ones = Counter(_name(result.changes[0]) for result in found if result.changes)
+    found = [_by_most(result, first_ones, proofs) for result in found]
     found = [_behind(result, first_ones) for result in found]
     found = [caused(result) if result.outcome == "failed" else result for result in found]
     # One wording for errors that differ in numbers only.
@@ -68,6 +70,15 @@ _PROOF = 3.0
 """How much speaks for a method that raises an error, or is named and the only one of the vendor's."""
 _EXPLAINS = 3.0
 """How much it speaks for a method in other checks that another one proves it to be at fault."""
+
+
+def _by_most(result: Result, first_ones: Mapping[str, int], proofs: Collection[str]) -> Result:
+    """The result with its second likeliest cause first, if more failures name that one first."""
+    if len(result.changes) < 2 or result.changes[0] in proofs:
+        return result
+    first, second, *others = result.changes
+    has_more = first_ones[_name(second)] > first_ones[_name(first)]
+    return replace(result, changes=(second, first, *others)) if has_more else result
 
 
 def _behind(result: Result, first_ones: Collection[str]) -> Result:
