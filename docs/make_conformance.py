@@ -41,7 +41,7 @@ the interface says. It also shows which checks an interrupted run did not reach.
 the one that all failing observations use and the others do not. A method that one check proves to be at fault is
 named by the failing checks that use it too. A call that changes something comes before one that only tells it, and
 what explains several failures before what explains one. In place of a default of acclimate, it names the
-vendor's method that the default called. If a check leaves torch in another state, such as without gradients, it
+vendor's method that the default called, or the one behind it that another failure names. If a check leaves torch in another state, such as without gradients, it
 names the method whose `with` block ended last. For a collective it names the communication backend, for an op its
 builder, for a wrong number the device's operator, for a field of the record the record. Failures with the same error or the same method are listed
 together, such as "27 checks: this device has no complex64". If one rank of a collective ends, the others wait 5 s

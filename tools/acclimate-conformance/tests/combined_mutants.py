@@ -160,6 +160,17 @@ class GrowthIsEvery2000Steps(_Patched):
         self.put(self.amp.GradScaler, "__init__", init)
 
 
+class _OnTheFirst(torch.Stream):
+    def __new__(cls, device: Any = None, **options: Any) -> _OnTheFirst:
+        return super().__new__(cls, "sim:0", **options)
+
+
+class StreamsAreOfTheFirstDevice(SimAccelerator):
+    """A new stream is one of device 0, whichever device is named or current."""
+
+    Stream = _OnTheFirst
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         DataOfCapturesChanges: "graphs/what_a_capture_makes_is_made_anew",
@@ -173,6 +184,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ColumnsTimesRowsAreOfTheFirstRows: "runtime/transformed_programs",
         FiguresLeaveTheDevice: "devices/properties",
         GrowthIsEvery2000Steps: "dtypes/scaler_by_its_arguments",
+        StreamsAreOfTheFirstDevice: "streams/set_stream",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""
@@ -184,5 +196,6 @@ NAMED: dict[str, str] = {
     "TanhOfCellsIsSteeper": "tanh",
     "GrowthIsEvery2000Steps": "amp",
     "FiguresLeaveTheDevice": "mem_get_info",
+    "StreamsAreOfTheFirstDevice": "Stream",
 }
 """For some of them, the name that the report has to give first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -384,6 +385,25 @@ class TimedEventsAreOfTheDefaultStream(SimAccelerator):
     """An event with enable_timing is recorded on the default stream, whichever is current."""
 
     Event = _TimedAtHome
+
+
+class _ClockOfDevice0(torch.Event):
+    """Its clock is the host's: torch takes no end of a class of the program's for its own."""
+
+    _time_ms = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        super().record(stream)
+        self._time_ms = time.perf_counter() * 1000 if self.device.index == 0 else 0.0
+
+    def elapsed_time(self, end_event: _ClockOfDevice0) -> float:
+        return end_event._time_ms - self._time_ms
+
+
+class OtherDevicesHaveNoClock(SimAccelerator):
+    """Events of all devices but the first are 0 ms apart."""
+
+    Event = _ClockOfDevice0
 
 
 class ClaimsFloat64(SimAccelerator):
@@ -1211,6 +1231,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CountsTheFirstDeviceToo: "memory/devices_are_counted_apart",
         NumberOfBytesIsNoCopy: "pinning/any_length_is_pinned",
         EmptyCacheResetsPeaks: "memory/reserved_follows_allocations",
+        OtherDevicesHaveNoClock: "streams/events_measure_time",
     },
     "sync=check": {
         SynchronizeForgotten: "devices/synchronize",

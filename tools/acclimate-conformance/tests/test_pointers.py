@@ -336,6 +336,11 @@ def test_an_events_fault_is_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
             "Graph.reset: of the objects that create_graph() makes",
         ),
         (
+            "random/generators",
+            "Generator.clone_state() of default_generator() of cpu draws other numbers",
+            "Generator.clone_state: of the generators",
+        ),
+        (
             "random/every_kind_of_draw_repeats",
             "the operator rand changes the state of the host's generator",
             "operators on cpu: rand",
@@ -422,6 +427,16 @@ def test_what_happened_before_is_less_likely_at_fault_than_the_draw_that_was_mad
     assert result.changes[0] == "operators on cpu: dropout"
 
 
+def test_a_method_of_a_generator_that_one_check_proves_explains_a_walk_that_called_it_before() -> None:
+    named = "Generator.clone_state() of default_generator() changes the state of the generator of cpu"
+    walked = (
+        "after the draw normal_() of 64 on cpu with a generator get_rng_state(0) differs from what it was; "
+        "before it: Generator.clone_state() of default_generator(0)"
+    )
+    results = ranked([_failed("generators", named), _failed("walks_over_random_numbers", walked)])
+    assert {result.changes[0].partition(":")[0] for result in results} == {"Generator.clone_state"}
+
+
 @pytest.mark.parametrize(
     "reason",
     [
@@ -440,6 +455,19 @@ def _failed(name: str, reason: str) -> Result:
                   changes=tuple(weights), weights=tuple(weights.values()))  # fmt: skip
 
 
+def test_a_wrong_compiled_function_is_a_fault_of_the_backend_that_compiles() -> None:
+    reason = 'a checkpoint with dropout in a function compiled with "inductor" draws other numbers'
+    first = failed_changes(OwnFigures(), "runtime/checkpoints_draw_again", reason)[0]
+    assert first.startswith("compile_backend: ")
+    assert 'it names the backend "inductor" of torch.compile' in first
+
+
+def test_what_an_observation_begins_with_is_at_fault_before_a_call_that_it_names() -> None:
+    reason = "OutOfMemoryError: torch.eye on cpu is accepted; OutOfMemoryError: memory_allocated() is lower"
+    changes = failed_changes(OwnFigures(), "memory/a_full_device_says_so", reason)
+    assert changes[0].startswith("OutOfMemoryError: ")
+
+
 def test_one_method_that_explains_several_failures_is_named_by_each() -> None:
     def failed(name: str, **changes: float) -> Result:
         return Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1,
@@ -453,6 +481,40 @@ def test_one_method_that_explains_several_failures_is_named_by_each() -> None:
         ]
     )
     assert {result.changes[0] for result in results} == {"reset_peak_memory_stats"}
+
+
+def test_a_second_cause_that_more_failures_name_is_the_first_unless_that_is_proven() -> None:
+    told = [
+        {"memory_stats": 2.0, "reset_peak_memory_stats": 0.2},
+        {"reset_peak_memory_stats": 2.0, "max_memory_reserved": 0.2},
+        {"reset_peak_memory_stats": 2.0, "memory_reserved": 0.2},
+        {"empty_cache": 3.0, "reset_peak_memory_stats": 0.2},
+    ]
+    results = ranked(
+        [
+            Result(f"memory/{number}", "memory", "It works.", "failed", "seen", (), 0.1,
+                   changes=tuple(changes), weights=tuple(changes.values()))
+            for number, changes in enumerate(told)
+        ]
+    )  # fmt: skip
+    firsts = [result.changes[0] for result in results]
+    assert firsts == [*["reset_peak_memory_stats"] * 3, "empty_cache"]
+
+
+@pytest.mark.parametrize("other", ["reset_peak_memory_stats", "max_memory_allocated"])
+def test_a_default_is_at_fault_unless_another_failure_names_what_it_calls(other: str) -> None:
+    default = (
+        "reset_max_memory_cached: acclimate's default, which calls reset_peak_memory_stats; fix that, or"
+    )
+    walked = {default: 2.0, "reset_peak_memory_stats: here": 0.4}
+    results = [
+        Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1,
+               changes=tuple(changes), weights=tuple(changes.values()))
+        for name, changes in (("walked", walked), ("named", {f"{other}: here": 2.0}))
+    ]  # fmt: skip
+    first = ranked(results)[0].changes[0].partition(":")[0]
+    is_named = other == "reset_peak_memory_stats"
+    assert first == ("reset_peak_memory_stats" if is_named else "reset_max_memory_cached")
 
 
 class _Twice(SimpleNamespace):

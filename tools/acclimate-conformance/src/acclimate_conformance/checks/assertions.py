@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -183,6 +183,19 @@ def require_streams(accelerator: Accelerator) -> None:
     """Ends the check if the accelerator has no streams."""
     if issubclass(accelerator.Stream, HostStream):
         raise NotOfferedError("it has no streams: its work is done in the order of the calls")
+
+
+def new_stream(accelerator: Accelerator, device: str | None = None) -> Any:
+    """A new stream of a device, the current one by default.
+
+    One of another device is a fault of its own, which else would be put down to what makes it current.
+    """
+    stream = accelerator.Stream() if device is None else accelerator.Stream(device=device)
+    here = accelerator.current_device() if device is None else torch.device(device).index
+    index = getattr(getattr(stream, "device", None), "index", None)
+    told = f"Stream({'' if device is None else f'device={device!r}'})"
+    require(index in (None, here) or here is None, f"{told} is one of device {index}, not {here}")
+    return stream
 
 
 def in_thread(function: Callable[[], _T]) -> _T:

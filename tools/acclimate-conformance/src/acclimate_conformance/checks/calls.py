@@ -261,7 +261,11 @@ def where_to_mend(
     own = [name for name in own if name in observes or not _CLAIM.match(name)]
     theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
     told, _, history = reason.partition(BEFORE_IT)
-    named = [name for name in _CALL.findall(told) if _implementer(accelerator, name)]
+    named = [
+        called or begins
+        for called, begins in _CALL_OR_BEGINNING.findall(told)
+        if begins in observes or _implementer(accelerator, called)
+    ]
     earlier = [name for name in _CALL.findall(history) if _implementer(accelerator, name)]
     # Without a call: names that are no words of English, such as IntTensor.
     named = named or [name for name in re.findall(r"\w+", told) if name in observes and _is_no_word(name)]
@@ -297,10 +301,11 @@ def where_to_mend(
         return {what: _COMPOSED if is_composed else _PROVEN} | {
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
         }
-    elsewhere = (*_of_object(accelerator, reason), *_of_record(accelerator, reason))
+    elsewhere = (*_of_record(accelerator, reason), *_of_operator(accelerator, reason))
     return (
         drawn
-        | dict.fromkeys((*elsewhere, *_of_operator(accelerator, reason)), _TOLD)
+        | _of_object(accelerator, told, history)
+        | dict.fromkeys(elsewhere, _TOLD)
         | {_owner(accelerator, name, reason): weight for name, weight in weights.items()}
     )
 
@@ -316,29 +321,42 @@ _SEEDS = ("seed", "seed_all")
 """Methods that change something and tell it."""
 _CLAIM = re.compile(r"(is|supports|use|handles|resolves)_")
 """The beginnings of names of methods that say what a device is."""
-_CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)(?<!torch\.)\b(\w+)\(")
+_CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)(?<!Generator\.)(?<!torch\.)\b(\w+)\(")
 """A call that a text names, but for methods of objects that the interface makes, and torch's functions."""
+_CALL_OR_BEGINNING = re.compile(rf"{_CALL.pattern}|(?:^|; )(\w+): ")
+"""Such a call, or what an observation begins with, such as "OutOfMemoryError: "."""
 _DRAW = re.compile(r"\bthe draw (?:torch\.)?(\w+)")
 _DRAWN = 0.9
 """A draw that a text names, and how much speaks for it: what it changes is seen by the vendor's methods."""
 _PROVEN, _COMPOSED = 3.0, 0.3
 """How much speaks for a device's operators, and for them if each is right by itself."""
-_TOLD = 4.0
-"""How much it speaks for something outside of the interface that a text names it."""
+_TOLD, _EARLIER = 4.0, 0.3
+"""How much it speaks for something outside of the interface that a text names it, or as one before it."""
 
 
-def _of_object(accelerator: Accelerator, reason: str) -> Iterator[str]:
-    """The method of streams, events or graphs that a text names first, or of graphs anywhere."""
-    graph = re.search(r"\bGraph\.(\w+)\(", reason)
+def _of_object(accelerator: Accelerator, told: str, history: str) -> dict[str, float]:
+    """The method of a stream, event or generator that a text names first, or before it; graphs' anywhere."""
+    weights = {}
+    graph = re.search(r"\bGraph\.(\w+)\(", f"{told} {history}")
     if graph is not None:
-        yield f"Graph.{graph[1]}: of the objects that create_graph() makes"
-    found = re.search(r"\b(?:(Event|Stream)\.)?(\w+)\(", reason)
-    if found is None or not found[1]:
-        return
-    kind = getattr(accelerator, found[1])
-    owner = next((base for base in kind.__mro__ if found[2] in vars(base)), kind)
-    line = _line_of(vars(owner).get(found[2]))
-    yield f"{found[1]}.{found[2]}: implemented by {owner.__module__}:{owner.__qualname__}{line}"
+        weights[f"Graph.{graph[1]}: of the objects that create_graph() makes"] = _TOLD
+    for found in re.finditer(r"\b(Event|Stream|Generator)\.(\w+)\(", history):
+        weights[_method_of(accelerator, found[1], found[2])] = _EARLIER
+    call = re.compile(r"\b(?:(Event|Stream|Generator)\.)?(\w+)\(")
+    first = call.search(told) or call.search(history)
+    if first is not None and first[1]:
+        weights[_method_of(accelerator, first[1], first[2])] = _TOLD
+    return weights
+
+
+def _method_of(accelerator: Accelerator, made: str, name: str) -> str:
+    """A method of what the interface makes, and where it is."""
+    if made == "Generator":
+        return f"Generator.{name}: of the generators that torch.Generator and default_generator() give"
+    kind = getattr(accelerator, made)
+    owner = next((base for base in kind.__mro__ if name in vars(base)), kind)
+    place = f"{owner.__module__}:{owner.__qualname__}{_line_of(vars(owner).get(name))}"
+    return f"{made}.{name}: implemented by {place}"
 
 
 def _of_record(accelerator: Accelerator, reason: str) -> Iterator[str]:
@@ -391,6 +409,10 @@ _WORKS_ELSEWHERE: dict[str, Callable[[Accelerator, str], str]] = {
     "op_builders": lambda accelerator, reason: (
         "names the op builders, whose classes do the work; "
         f"fix {_first(_OP, reason, 'these')} there, or name others"
+    ),
+    "compile_backend": lambda accelerator, reason: (
+        f'names the backend "{accelerator.compile_backend}" of torch.compile, which compiles; '
+        "fix that there, or name another"
     ),
 }
 """For each attribute that only names another component: that component, which does the work."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from acclimate_conformance.result import Result
@@ -18,12 +19,13 @@ def ranked(results: list[Result]) -> list[Result]:
     """
     failing = Counter(name for result in results for name in map(_name, result.changes))
     kept = Counter(name for result in results for name in result.cleared)
-    proven = {
-        _name(change)
+    proofs = {
+        change
         for result in results
         for change, weight in zip(result.changes, result.weights, strict=True)
         if weight >= _PROOF
     }
+    proven = {_name(change) for change in proofs}
     # How much speaks for a name in all checks: in each at most as much as a text that names it.
     spoken: dict[str, float] = defaultdict(float)
     for result in results:
@@ -45,12 +47,20 @@ def ranked(results: list[Result]) -> list[Result]:
         ]
         for change in own or weights:
             weights[change] += _EXPLAINS if _name(change) in proven else 0.0
-        changes = tuple(sorted(weights, key=lambda change: -weights[change]))
+        return replace(
+            result, changes=tuple(sorted(weights, key=lambda change: -weights[change])), weights=()
+        )
+
+    def caused(result: Result) -> Result:
         shared = errors[_shape(result.cause)] > 1
-        cause = result.cause if shared else (changes or (result.check,))[0]
-        return replace(result, changes=changes, weights=(), cause=cause)
+        cause = result.cause if shared else (result.changes or (result.check,))[0]
+        return replace(result, cause=cause)
 
     found = [placed(result) if result.outcome == "failed" else result for result in results]
+    first_ones = Counter(_name(result.changes[0]) for result in found if result.changes)
+    found = [_by_most(result, first_ones, proofs) for result in found]
+    found = [_behind(result, first_ones) for result in found]
+    found = [caused(result) if result.outcome == "failed" else result for result in found]
     # One wording for errors that differ in numbers only.
     first: dict[str, str] = {}
     return [replace(r, cause=first.setdefault(_shape(r.cause), r.cause), cleared=()) for r in found]
@@ -60,6 +70,28 @@ _PROOF = 3.0
 """How much speaks for a method that raises an error, or is named and the only one of the vendor's."""
 _EXPLAINS = 3.0
 """How much it speaks for a method in other checks that another one proves it to be at fault."""
+
+
+def _by_most(result: Result, first_ones: Mapping[str, int], proofs: Collection[str]) -> Result:
+    """The result with its second likeliest cause first, if more failures name that one first."""
+    if len(result.changes) < 2 or result.changes[0] in proofs:
+        return result
+    first, second, *others = result.changes
+    has_more = first_ones[_name(second)] > first_ones[_name(first)]
+    return replace(result, changes=(second, first, *others)) if has_more else result
+
+
+def _behind(result: Result, first_ones: Collection[str]) -> Result:
+    """The result with the method before the default that only calls it, if another failure names it first."""
+    default = _CALLS.match(result.changes[0]) if result.changes else None
+    called = re.findall(r"(?<![\w.])\w+(?!\.)", default[1]) if default else []
+    behind = [change for change in result.changes if _name(change) in called and _name(change) in first_ones]
+    others = [change for change in result.changes if change not in behind]
+    return replace(result, changes=(*behind, *others)) if behind else result
+
+
+_CALLS = re.compile(r"\w+: acclimate's default, which calls (.*?)(?:, else .*)?; fix that")
+"""A default of acclimate's, and what it calls: names with a dot are functions of torch's."""
 
 
 def _suspicion(failing: int, kept: int) -> float:

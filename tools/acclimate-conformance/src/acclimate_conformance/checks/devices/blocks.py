@@ -13,6 +13,7 @@ from acclimate_conformance.checks import ambient
 from acclimate_conformance.checks.assertions import (
     NotOfferedError,
     device_names,
+    new_stream,
     require,
 )
 from acclimate_conformance.checks.check import check
@@ -50,7 +51,7 @@ def _require_unchanged(
     block = make()
     if several:
         accelerator.set_device(entered_on)
-    around = accelerator.Stream()
+    around = new_stream(accelerator)
     with accelerator.stream(around):  # made on one stream, entered on another
         before = ambient.look(accelerator)
         with suppress(*_ERRORS), block:
@@ -68,10 +69,10 @@ def _blocks(accelerator: Accelerator) -> Iterator[tuple[str, _Block]]:
         yield f"device({index})", lambda index=index: accelerator.device(index)  # type: ignore[misc]
         if not issubclass(accelerator.Stream, HostStream):
             with accelerator.device(index):
-                stream = accelerator.Stream()
+                stream = new_stream(accelerator)
             yield f"stream(s), of device {index}", lambda s=stream: accelerator.stream(s)  # type: ignore[misc]
     yield "device(None)", lambda: accelerator.device(None)
-    own = accelerator.Stream()
+    own = new_stream(accelerator)
     yield "stream(s)", lambda: accelerator.stream(own)
     yield "stream(None)", lambda: accelerator.stream(None)
     yield "nvtx.range()", lambda: accelerator.nvtx.range("acclimate block")

@@ -235,10 +235,10 @@ def _observe(
                 f"OutOfMemoryError: {told} raises {describe(error, whole=True)[:200]}; torch.empty raises "
                 f"{kind.__module__}.{kind.__qualname__}",
             )
-        del error
-        if counted is not None:
+        if counted is not None and error is not None:
             more = accelerator.memory_stats(index)["num_ooms"] - counted
             noted(more > 0, f'memory_stats({index})["num_ooms"] stays {counted} when {told} is refused')
+        del error
     left = _once_freed(accelerator, index, full) - full
     noted(left == 0, f"memory_allocated({index}) is {left} bytes higher after what {name} had no room for")
     # The allocator may keep all of it, from which others then take theirs.

@@ -561,9 +561,10 @@ def generators_are_used(accelerator: Accelerator) -> None:
         accelerator.manual_seed(1)
         require(equal(draw(None), plain), f"{name} without a generator does not repeat after the same seed")
     told = own.initial_seed()
-    require(told == 5, f"initial_seed() of a generator with the seed 5 is {told}")
+    require(told == 5, f"Generator.initial_seed() of one with the seed 5 is {told}")
     require(
-        own.seed() == own.initial_seed(), "seed() of a generator returns another number than initial_seed()"
+        own.seed() == own.initial_seed(),
+        "Generator.seed() returns another number than Generator.initial_seed()",
     )
     require(own.device == ones.device, f"a generator of {device} is on {own.device}")
 

@@ -114,11 +114,11 @@ def states_hold_their_seed(accelerator: Accelerator) -> None:
         torch.rand(5, device=device, generator=own)
         twin.set_state(own.get_state())
         told = twin.initial_seed()
-        noted(told == 9, f"initial_seed() of a generator with the state of one with the seed 9 is {told}")
+        noted(told == 9, f"Generator.initial_seed() of one with the state of one with the seed 9 is {told}")
         seed = own.seed()
         first = torch.rand(65, device=device, generator=own).cpu()
         again = torch.rand(65, device=device, generator=torch.Generator(device).manual_seed(seed))
-        noted(equal(again, first), "the seed that seed() of a generator returned gives other numbers")
+        noted(equal(again, first), "the seed that Generator.seed() returned gives other numbers")
         ways: dict[str, Callable[[torch.Generator], torch.Generator]] = {
             "pickle": lambda g: pickle.loads(pickle.dumps(g)),
             "copy.deepcopy": copy.deepcopy,

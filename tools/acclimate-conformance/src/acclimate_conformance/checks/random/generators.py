@@ -185,7 +185,7 @@ def generators(accelerator: Accelerator) -> None:
 def _require_own_state_of_copies(generator: torch.Generator, name: str, first: torch.Tensor) -> None:
     generator.manual_seed(_SEED)
     try:
-        copies = {"clone_state()": generator.clone_state()}
+        copies = {"Generator.clone_state()": generator.clone_state()}
     except (AttributeError, RuntimeError):  # torch implements it for some types of devices only
         return
     state = generator.get_state().clone()

@@ -25,8 +25,8 @@ def what_does_not_fit_is_refused(accelerator: Accelerator) -> None:
         own = torch.Generator(device)
         returned = own.manual_seed(seed)
         told, wanted = own.initial_seed(), torch.Generator().manual_seed(seed).initial_seed()
-        require(told == wanted, f"initial_seed() of a generator with the seed {seed} is {told}")
-        require(returned is own, "manual_seed() of a generator returns another one")
+        require(told == wanted, f"Generator.initial_seed() of one with the seed {seed} is {told}")
+        require(returned is own, "Generator.manual_seed() returns another generator")
     accelerator.manual_seed(5)
     state = accelerator.get_rng_state()
     wrong: dict[str, torch.Tensor] = {

@@ -276,7 +276,7 @@ class _Random(Walk):
             choose.choice(list(_DRAWS)),
             choose.choice(_LENGTHS),
         )
-        self.say(f"{kind} of {length} on {self.names[made.index]} with a generator")
+        self.say(f"the draw {kind} of {length} on {self.names[made.index]} with a generator")
         numbers = _DRAWS[kind](self.names[made.index], length, made.generator)
         made.history = self._known(made.history, f"{kind} of {length}", numbers)
 
@@ -290,11 +290,11 @@ class _Random(Walk):
         default = self.accelerator.default_generator(made.index)
         if way == "manual_seed":
             seed = choose.choice(_SEEDS)
-            self.say(f"manual_seed({seed}) of a generator of {self.names[made.index]}")
+            self.say(f"Generator.manual_seed({seed}) of one of {self.names[made.index]}")
             made.generator.manual_seed(seed)
             made.history = (seed,)
         elif way == "seed":
-            self.say(f"seed() of a generator of {self.names[made.index]}")
+            self.say(f"Generator.seed() of one of {self.names[made.index]}")
             made.history = (made.generator.seed(),)
         elif way == "to the default":
             self.say(f"the default generator of {self.names[made.index]} set to another's state")
@@ -310,7 +310,7 @@ class _Random(Walk):
         index = self._go(choose)
         if len(self.generators) > 4:
             return
-        self.say(f"default_generator({index}).clone_state()")
+        self.say(f"Generator.clone_state() of default_generator({index})")
         copied = self.accelerator.default_generator(index).clone_state()
         self.generators.append(_Made(index, copied, self.histories[index]))
 
@@ -438,7 +438,7 @@ class _Random(Walk):
             told = made.generator.initial_seed()
             require(
                 told % 2**64 == made.history[0] % 2**64,
-                f"initial_seed() of a generator is {told}, not {made.history[0]}",
+                f"Generator.initial_seed() is {told}, not {made.history[0]}",
             )
         for _, state, copied, history in self.saved:
             require(torch.equal(state, copied), f"what get_rng_state() told after {history} has changed")

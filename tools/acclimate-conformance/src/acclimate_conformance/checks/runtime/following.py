@@ -64,9 +64,7 @@ def compiled_functions_follow_their_surroundings(accelerator: Accelerator) -> No
 def _require_module_followed(compiled: Any, module: _Scaled, plain: _Scaled, device: str, what: str) -> None:
     def compare(how: str, rows: int = 6) -> None:
         x = there("cpu", rows, 4, seed=rows)
-        require_close(
-            compiled(x.to(device)), plain(x), torch.float32, f"get_compile_backend(): {what}, {how}"
-        )
+        require_close(compiled(x.to(device)), plain(x), torch.float32, f"{what}, {how}")
         for (name, ours), (_, theirs) in zip(module.named_buffers(), plain.named_buffers(), strict=True):
             near = torch.allclose(ours.cpu().double(), theirs.double(), rtol=1e-4, atol=1e-5)
             require(near, f"{what}, {how}, has the buffer {name} {ours.tolist()}, not {theirs.tolist()}")
@@ -99,7 +97,7 @@ def _require_calls_followed(accelerator: Accelerator, device: str, backend: str)
         return (x + y) @ y.t(), made
 
     compiled: Any = torch.compile(work, backend=backend)
-    what = f'a function compiled with get_compile_backend(), "{backend}",'
+    what = f'a function compiled with "{backend}"'
 
     def compare(how: str, place: str = device, *, same: bool = False, transposed: bool = False) -> None:
         given = [there("cpu", 4, 4, seed=n) for n in (1, 2)]

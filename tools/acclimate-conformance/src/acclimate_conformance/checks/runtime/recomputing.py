@@ -87,13 +87,13 @@ def checkpoints_draw_again(accelerator: Accelerator) -> None:
             compiled_ones = {what: _COMPILED[what] for what in ("a checkpoint with dropout",)}
         for what, function in compiled_ones.items():
             compiled = torch.compile(function, backend=backend, dynamic=False)
-            told = f'{what} in a function compiled with get_compile_backend(), "{backend}",'
+            told = f'{what} in a function compiled with "{backend}"'
             for _ in range(2):
                 _require_same_mask(accelerator, device, compiled, told)
         if is_host(accelerator):
             return
         inner = torch.compile(_dropped, backend=backend, dynamic=False)
-        told = f'a checkpoint of a function compiled with get_compile_backend(), "{backend}", with dropout'
+        told = f'a checkpoint of a function compiled with "{backend}", with dropout'
         _require_same_mask(accelerator, device, _kept(inner), told)
         with torch.no_grad():  # which compiles anew, and may not change the next call
             torch.compile(_kept(_dropped), backend=backend, dynamic=False)(torch.ones(9, device=device))

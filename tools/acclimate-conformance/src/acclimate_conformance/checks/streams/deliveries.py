@@ -103,11 +103,11 @@ def _waits(accelerator: Accelerator) -> Iterator[tuple[str, Callable[[Any, Copy]
 
     def by_asking_an_event(a: Any, copy: Copy) -> None:
         copy()
-        _poll(recorded(a))
+        _poll("Event", recorded(a))
 
     def by_asking_a_stream(a: Any, copy: Copy) -> None:
         copy()
-        _poll(a)
+        _poll("Stream", a)
 
     def of_device(_: Any, copy: Copy) -> None:
         copy()
@@ -138,7 +138,7 @@ def _waits(accelerator: Accelerator) -> Iterator[tuple[str, Callable[[Any, Copy]
         )
 
 
-def _poll(asked: Any) -> None:
+def _poll(kind: str, asked: Any) -> None:
     until = time.monotonic() + _POLLED_S
     while not asked.query():
-        require(time.monotonic() < until, f"query() stays false for {_POLLED_S:.0f} s")
+        require(time.monotonic() < until, f"{kind}.query() stays false for {_POLLED_S:.0f} s")

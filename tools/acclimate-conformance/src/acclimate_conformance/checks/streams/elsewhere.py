@@ -13,6 +13,7 @@ from acclimate_conformance.checks.assertions import (
     Work,
     device_names,
     equal,
+    new_stream,
     require,
     require_streams,
     several_devices,
@@ -103,7 +104,7 @@ def streams_of_other_devices(accelerator: Accelerator) -> None:
     for here in range(len(names)):
         for there, name in enumerate(names):
             accelerator.set_device(here)
-            side = accelerator.Stream(device=name)
+            side = new_stream(accelerator, name)
             default = accelerator.current_stream(here)
             with accelerator.stream(side):
                 found = accelerator.current_stream(there)

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import Work, device_names, equal, require, require_streams
+from acclimate_conformance.checks.assertions import (
+    Work,
+    device_names,
+    equal,
+    new_stream,
+    require,
+    require_streams,
+)
 from acclimate_conformance.checks.check import check
 
 _LENGTH = 1 << 14
@@ -26,10 +33,10 @@ def streams_live_as_long_as_they_are_used(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     default = accelerator.default_stream()
     for _ in range(3):
-        with accelerator.stream(accelerator.Stream()):
+        with accelerator.stream(new_stream(accelerator)):
             inside = accelerator.current_stream()
             gc.collect()
-            others = [accelerator.Stream() for _ in range(3)]
+            others = [new_stream(accelerator) for _ in range(3)]
             now = accelerator.current_stream()
             require(
                 now == inside and now != default,
@@ -39,7 +46,7 @@ def streams_live_as_long_as_they_are_used(accelerator: Accelerator) -> None:
             now.synchronize()
             require(equal(doubled, torch.full((_LENGTH,), 2.0)), "work on a stream without a name is wrong")
         del inside, now, others
-    side = accelerator.Stream()
+    side = new_stream(accelerator)
     for stream in (side, default):
         with accelerator.stream(stream):
             other = accelerator.current_stream()
@@ -71,7 +78,7 @@ def backward_runs_on_its_stream(accelerator: Accelerator) -> None:
 
     for index, name in enumerate(device_names(accelerator)):
         with accelerator.device(index):
-            side = accelerator.Stream()
+            side = new_stream(accelerator)
             work = Work(accelerator, at_least_ms=5)
             x = torch.ones(_LENGTH, device=name, requires_grad=True)
             accelerator.synchronize()

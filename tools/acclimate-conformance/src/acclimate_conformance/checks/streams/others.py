@@ -16,6 +16,7 @@ from acclimate_conformance.checks.assertions import (
     all_told,
     device_names,
     equal,
+    new_stream,
     require,
     require_streams,
 )
@@ -62,7 +63,7 @@ def streams_with_options_by_device(accelerator: Accelerator) -> None:
                 placed = accelerator.Stream(name)
                 on = torch.device(placed.device).index
                 noted(on == there, f"Stream({name!r}), made on device {here}, is one of {placed.device}")
-                _note_entered(accelerator, accelerator.Stream(device=name), here, there, noted)
+                _note_entered(accelerator, new_stream(accelerator, name), here, there, noted)
         accelerator.set_device(0)
         made_ones = [accelerator.Stream() for _ in range(_MANY)]
         values = []

@@ -10,6 +10,7 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
     in_thread,
     let_through,
+    new_stream,
     require,
     require_streams,
     several_devices,
@@ -26,7 +27,7 @@ from acclimate_conformance.checks.errors import DeliberateError
 def stream_context_ends(accelerator: Accelerator) -> None:
     before = accelerator.current_stream()
     default = accelerator.default_stream()
-    outer, inner = accelerator.Stream(), accelerator.Stream()
+    outer, inner = new_stream(accelerator), new_stream(accelerator)
     for stream in (outer, None):
         with let_through(f"stream({'s' if stream else None})"), accelerator.stream(stream):
             raise DeliberateError
@@ -57,11 +58,11 @@ def stream_context_ends(accelerator: Accelerator) -> None:
     promise="Each thread has its own current stream: a new thread starts on the default stream.",
 )  # fmt: skip
 def current_stream_of_a_thread(accelerator: Accelerator) -> None:
-    mine, inner = accelerator.Stream(), accelerator.Stream()
+    mine, inner = new_stream(accelerator), new_stream(accelerator)
 
     def look() -> tuple[bool, bool]:
         starts_at_default = accelerator.current_stream() == accelerator.default_stream()
-        own = accelerator.Stream()
+        own = new_stream(accelerator)
         with accelerator.stream(own):
             return starts_at_default, accelerator.current_stream() == own
 
@@ -104,7 +105,7 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
             )
             starts_at_default, _ = in_thread(look)
             require(starts_at_default, "after set_stream(s) in one thread a new one starts on that stream")
-            own = accelerator.Stream()
+            own = new_stream(accelerator)
             other.submit(accelerator.set_stream, own).result()
             require(
                 accelerator.current_stream() == mine,
@@ -150,7 +151,7 @@ def streams_by_device(accelerator: Accelerator) -> None:
                 ("Stream()", accelerator.Stream()),
             ):
                 require(found.device.index == index, f"{what} on {names[index]} is one of {found.device}")
-            own = accelerator.Stream()
+            own = new_stream(accelerator)
             with accelerator.stream(own):
                 require(
                     accelerator.current_stream(index) == own, "stream(s) does not make its stream current"

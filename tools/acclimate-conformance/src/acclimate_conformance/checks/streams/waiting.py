@@ -228,7 +228,6 @@ def recorded_streams_keep_memory(accelerator: Accelerator) -> None:
 @check(
     "Event",
     promise="The times between three events add up, and recording an event again replaces its time.",
-    once=True,
 )  # fmt: skip
 def event_times_add_up(accelerator: Accelerator) -> None:
     work = Work(accelerator, at_least_ms=5)

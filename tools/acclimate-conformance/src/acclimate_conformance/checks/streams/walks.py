@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import require, require_streams
+from acclimate_conformance.checks.assertions import new_stream, require, require_streams
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.walking import Walk, move, walk
 
@@ -48,7 +48,7 @@ class _Ordered(Walk):
         self.streams: list[Any] = []
         self.on: list[int] = []
         for index, name in enumerate(self.names):
-            made = [accelerator.Stream(device=name) for _ in range(_SIDES)]
+            made = [new_stream(accelerator, name) for _ in range(_SIDES)]
             for stream in (accelerator.default_stream(index), *made):
                 self.streams.append(stream)
                 self.on.append(index)
