@@ -32,7 +32,7 @@ from acclimate_port.rules.base import Finding, Outcome, Rule
 from acclimate_port.source.cuda_packages import CUDA_PACKAGES, OPERATORS
 from acclimate_port.source.device_choosers import IN_TEXTS
 from acclimate_port.source.survey import Survey
-from acclimate_port.source.tree import Span, parse_as_python
+from acclimate_port.source.tree import Span, parse_as_python, parsed
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d+|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
@@ -196,13 +196,14 @@ def _port_once(
     text: str, settings: Settings, is_build_script: bool, is_package_init: bool, looks: dict[str, Look]
 ) -> tuple[Ported, bool]:
     """One run over a text, and whether another one may convert what this one left."""
-    if not (may_concern(text.encode()) or settings.concerns_all):
+    concerned = may_concern(text.encode())
+    if not (concerned or settings.concerns_all):
         return Ported(text), False
     if text not in looks:
         file = SourceFile(
             text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
         )
-        looks[text] = Look(file, _find(file, settings))
+        looks[text] = Look(file, _find(file, settings) if concerned else [])
     file = looks[text].file
     findings = [copy(finding) for finding in looks[text].findings]  # decisions change them
     decisions, facts = _decide(file, findings, settings)
@@ -249,7 +250,7 @@ def _parse_again(text: str) -> None:
     try:
         parse_as_python(text)
     except (SyntaxError, ValueError):
-        cst.parse_module(text)
+        parsed(text)
 
 
 # -- finding -----------------------------------------------------------------------------------------
