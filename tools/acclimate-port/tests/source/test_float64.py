@@ -353,6 +353,7 @@ MOVES = {
     "a list": "batch = [value.to(device) for value in batch]",
     "a function without a name": "batch = list(map(lambda value: value.to(device), batch))",
     "a function": "batch = move(batch, device)",
+    "its parts": "_, batch = batch\n        batch = batch.to(device)",
 }
 ITEMS = {
     "an array": "np.random.rand(3)",
@@ -376,6 +377,17 @@ def test_batches_of_64_bits_hold_back_a_device_however_they_are_moved(
         text = SET.format(item=given, move=MOVES[move], choice=CHOICE)
         found = ported_project(tmp_path / status.value, {"main.py": text}, target)["main.py"]
         assert site(found, CHOICE).status is status, found
+
+
+@pytest.mark.parametrize("loop", ["bar", "enumerate(bar)"])
+def test_batches_are_known_behind_a_bar_that_shows_how_many_are_done(loop: str) -> None:
+    data = SET.partition("\n\ndef run")[0].format(item="np.ones(3), 1")
+    text = (
+        f"{data}\n\ndef f(device):\n    given = DataLoader(Data())\n    bar = tqdm(given)\n"
+        f"    for pair in {loop}:\n        pair = [one.to(device) for one in pair]\n"
+    )
+    assert "f" in float64(text).on_device
+    assert "f" not in float64(text.replace("tqdm(given)", "rows(given)")).on_device
 
 
 @EACH_TARGET

@@ -623,11 +623,12 @@ class _Reader:
             for _, value, part in self._bindings(node):
                 given = value.value if isinstance(value, ast.AugAssign) else value
                 is_known = part < 0 or isinstance(given, (ast.Call, ast.For, ast.comprehension))
-                found |= self._tensor(given, depth) if is_known else _NONE
+                of_whole = self._tensor(given, depth)
+                found |= of_whole if is_known else of_whole & {BATCH}  # `x, y = batch`
                 found |= self._result(given, part) if part >= 0 and isinstance(given, ast.Call) else _NONE
             return found
         if isinstance(node, (ast.For, ast.comprehension)):
-            batches = frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
+            batches = frozenset({BATCH}) if self._gives_batches(node.iter) else _NONE
             made = [*self._made_for(node.iter, depth), *self._entries(node.iter)]
             return batches.union(*(self._tensor(one, depth) for one in made))
         if isinstance(node, ast.Attribute):
@@ -917,6 +918,18 @@ class _Reader:
                 if self._is_unknown_array(array):
                     return True
         return False
+
+    def _gives_batches(self, node: ast.AST, depth: int = 6) -> bool:
+        """Whether a loop may go over batches, by its words or those of what is bound to a name in them."""
+        if _LOADS.search(self._source(node)):
+            return True
+        if isinstance(node, ast.Name) and depth:
+            bound = [(value, part) for _, value, part in self._bindings(node)]
+            held = [one.iter for one, _ in bound if isinstance(one, ast.For)]
+            held += [one for one, part in bound if part < 0 and isinstance(one, ast.Call)]
+            return any(self._gives_batches(one, depth - 1) for one in held)
+        is_one = isinstance(node, ast.Call) and _GIVES_BATCHES.search(_dotted(node.func).rpartition(".")[2])
+        return bool(is_one) and any(self._gives_batches(one, depth) for one in getattr(node, "args", ()))
 
     def _made_for(self, node: ast.AST | None, depth: int) -> list[ast.expr]:
         """The tensors of the dataset whose batches a loop gets."""
