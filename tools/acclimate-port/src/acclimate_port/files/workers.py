@@ -32,6 +32,7 @@ from acclimate_port.source.outline import Outline, blocks_of_refused, outline, o
 from acclimate_port.source.parallel_reads import parallel_reads
 from acclimate_port.source.process_groups import on_groups
 from acclimate_port.source.saved_files import saved_files
+from acclimate_port.source.sent_objects import sent_objects
 from acclimate_port.source.settings_files import (
     chosen_by,
     devices_given,
@@ -378,7 +379,7 @@ def _values(source: str | bytes, known: Survey) -> Facts:
     stays = {Symbol(Kind.WIDE, f"here:{home}"): line for home, line in found.on_device.items()}
     stays |= {Symbol(Kind.GROUP, f"here:{home}"): line for home, line in on_groups(source).items()}
     stays |= {Symbol(Kind.KERNEL, f"here:{home}"): line for home, line in without_mps(source).items()}
-    bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers)
+    bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers, spawns=known.spawns)
     stays |= {Symbol(Kind.BOUND, f"here:{home}"): line for home, line in bound.items()}
     unknown = unknown_code(source, known)
     stays |= {Symbol(Kind.UNKNOWN, f"here:{home}"): line for home, line in unknown.items()}
@@ -387,6 +388,13 @@ def _values(source: str | bytes, known: Survey) -> Facts:
         stays[Symbol(Kind.IMPORT, f"here:{MODULE}")] = line
     implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
     implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]
+    if known.spawns:
+        objects = sent_objects(source)
+        stays |= {Symbol(Kind.SENT, text): line for text, line in objects.holding.items()}
+        implies += [
+            (Symbol(Kind.SENT, one), Symbol(Kind.BOUND, f"here:{home}")) for one, home in objects.sent
+        ]
+        implies += [(Symbol(Kind.SENT, one), Symbol(Kind.SENT, other)) for one, other in objects.passed]
     if line := parallel_reads(source):
         stays[Symbol(Kind.SPLIT, "any:device_ids")] = line
     return Facts(stays=stays, implies=tuple(implies), files=saved_files(source))

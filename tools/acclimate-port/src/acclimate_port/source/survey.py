@@ -120,6 +120,7 @@ _IMPORT_OF_PACKAGE = re.compile(
 _IMPORT_OF_LIGHTNING = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_lightning|lightning|lightning_fabric)\b", re.M
 )
+_SPAWNS = re.compile(rb"[\"'](?:spawn|forkserver)[\"']")
 _WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 _ARGUMENTS = rb"\(((?:[^()]|\([^()]*\))*)\)"
 _TAKES_BACKEND = re.compile(
@@ -220,6 +221,9 @@ class Survey:
 
     built: frozenset[str] = frozenset()
     """The names of all extensions that a build script builds, also of those that modules are named like."""
+
+    spawns: bool = False
+    """Whether a file starts processes that are no copies of its own, as each program of a Mac does."""
 
     @cached_property
     def backends_used(self) -> frozenset[str]:
@@ -334,6 +338,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(
             [path.parent.name if path.name == "__init__.py" else path.stem] if path is not None else []
         ),
+        spawns=_SPAWNS.search(source) is not None,
     )
 
 
