@@ -149,6 +149,17 @@ def test_an_item_of_a_data_set_comes_to_the_device_in_a_batch(kind: str) -> None
     assert not float64(data + loop.format(".float()")).on_device
 
 
+@pytest.mark.parametrize(
+    ("end", "is_set"), [("", False), ("\n    def __len__(self):\n        return 3\n", True)]
+)
+def test_a_class_with_a_length_and_items_is_a_data_set(end: str, is_set: bool) -> None:
+    text = (
+        f"{HEAD}\n\nclass Data:\n    def __getitem__(self, i):\n        return np.ones(i)\n{end}"
+        "\n\ndef f(loader, device):\n    for x in loader:\n        x = x.to(device)\n"
+    )
+    assert bool(float64(text).on_device) is is_set
+
+
 @EACH_TARGET
 def test_the_choice_of_a_device_names_the_line_of_such_a_number(target: str) -> None:
     text = f"{HEAD}\ndevice = {CHOICE}\nx = torch.tensor(np.zeros(3)).to(device)\n"

@@ -648,12 +648,14 @@ class _Reader(Bindings):
 
     def _items(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
         """Notes the items of 64 bits of a data set; a loader makes float64 of Python's own numbers, too."""
-        methods = [
-            one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "__getitem__"
-        ]
+        methods = {one.name: one for one in owner.body if isinstance(one, ast.FunctionDef)}
+        # A loader takes any object with a length and items.
+        is_like_one = not owner.bases and "__len__" in methods
+        is_set = is_like_one or any("Dataset" in dotted(base) for base in owner.bases)
         waiting: list[ast.AST | None] = []
-        for method in methods if any("Dataset" in dotted(base) for base in owner.bases) else ():
-            waiting += [one.value for one in python_nodes(method) if isinstance(one, ast.Return)]
+        if is_set and "__getitem__" in methods:
+            found = python_nodes(methods["__getitem__"])
+            waiting += [one.value for one in found if isinstance(one, ast.Return)]
         while waiting:
             value = waiting.pop()
             if isinstance(value, (ast.Tuple, ast.List)):
