@@ -55,6 +55,7 @@ from acclimate_port.decisions.symbols import (
     sources,
 )
 from acclimate_port.source.device_choosers import BY_CALL
+from acclimate_port.source.survey import takes_gloo
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
@@ -120,6 +121,8 @@ class Across:
         # acclimate's own backend for such devices stages through the host. gloo and torch's choice do not.
         is_of_torch = file.target.name == "torch"
         is_staged_by_none = file.survey.groups_on_host if is_of_torch else file.survey.names_gloo
+        # In a file that has no other group, a program ends there also if it takes no host today.
+        is_of_gloo = takes_gloo(file.tree.bytes)
         self._relying[_IMPORT] += self._device.needing_import
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
@@ -128,12 +131,13 @@ class Across:
                 self._relying[Symbol(Kind.UNKNOWN, text)].append(index)
             if home := self._outermost(decisions[index].finding.node):
                 self._relying[Symbol(Kind.USE, f"here:{home}")].append(index)
-            if may_take_host(file, decisions[index].finding):
-                for text in self._homes(index):
+            takes_host = may_take_host(file, decisions[index].finding)
+            for text in self._homes(index):
+                if takes_host:
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
                     self._relying[Symbol(Kind.KERNEL, text)].append(index)
-                    if is_staged_by_none:
-                        self._relying[Symbol(Kind.GROUP, text)].append(index)
+                if is_of_gloo or (takes_host and is_staged_by_none):
+                    self._relying[Symbol(Kind.GROUP, text)].append(index)
         for index in self._device.turned_off:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)

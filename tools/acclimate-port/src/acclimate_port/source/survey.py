@@ -27,9 +27,8 @@ _STATE_HOOK = re.compile(rb"load_state_dict_pre_hook\(\s*self\.(\w+)")
 _COPIED = (
     rb"(?![^\n]*(?:super\(|\.to\(|\.cuda\(|_like\(|\.shape|\.size\(|\.item\(|\b(?:len|int|float|bool|str)\())"
 )
-_KEEPS_STATE = (
-    rb"^[ \t]+(?:self\.[\w.]+(?:\[[^\]\n]*\])?[ \t]*=|(?:self\.register_buffer|setattr)\()%b[^\n]*\b%b\b"
-)
+_KEEPS_STATE = rb"^[ \t]+(?:self\.[\w.]+(?:\[[^\]\n]*\])?[ \t]*=|(?:self\.register_buffer|setattr|self\.__dict__\.update)\()%b[^\n]*\b%b\b"
+_PARTS_OF_STATE = rb"\bfor[ \t]+\w+[ \t]*,[ \t]*(\w+)[ \t]+in[ \t]+[^\n]*\b%b\.items\(\)"
 _LOADER = re.compile(rb"^[ \t]+def[ \t]+load_state_dict[ \t]*\(", re.M)
 _NAME = re.compile(rb"\b[A-Z]\w*")
 _GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
@@ -326,7 +325,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         names_of_host or (b"init_process_group(" in source and _DEFAULT_GROUP.search(source) is not None),
-        bool(names_of_host and _NAMES_GLOO.search(source) and not _CHOOSES_BACKEND.search(source)),
+        takes_gloo(source),
         frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
@@ -340,6 +339,12 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         ),
         spawns=_SPAWNS.search(source) is not None,
     )
+
+
+def takes_gloo(source: bytes) -> bool:
+    """Whether a file makes a process group of gloo on every machine."""
+    is_likely = any(word in source for word in _HOST_BACKENDS) and _NAMES_GLOO.search(source) is not None
+    return is_likely and _CHOOSES_BACKEND.search(source) is None
 
 
 def _lines(source: bytes, word: bytes) -> Iterator[bytes]:
@@ -448,7 +453,9 @@ def _keeps_state(source: bytes) -> bool:
                 source, source.find(b":", method.end())
             )
             body = source[method.end() : end.start() if end is not None else None]
-            if re.search(_KEEPS_STATE % (_COPIED, method["state"]), body, re.M):
+            parts = re.findall(_PARTS_OF_STATE % method["state"], body)
+            names_of_it = b"(?:%b)" % b"|".join((method["state"], *parts))
+            if re.search(_KEEPS_STATE % (_COPIED, names_of_it), body, re.M):
                 return True
     return False
 
