@@ -27,7 +27,10 @@ _STATE_HOOK = re.compile(rb"load_state_dict_pre_hook\(\s*self\.(\w+)")
 _COPIED = (
     rb"(?![^\n]*(?:super\(|\.to\(|\.cuda\(|_like\(|\.shape|\.size\(|\.item\(|\b(?:len|int|float|bool|str)\())"
 )
-_KEEPS_STATE = rb"^[ \t]+(?:self\.[\w.]+(?:\[[^\]\n]*\])?[ \t]*=|(?:self\.register_buffer|setattr|self\.__dict__\.update)\()%b[^\n]*\b%b\b"
+_KEEPS_STATE = (
+    rb"^[ \t]+(?:self\.[\w.]+(?:\[[^\]\n]*\])?[ \t]*="
+    rb"|(?:self\.register_buffer|setattr|self\.__dict__\.update)\()%b[^\n]*\b%b\b"
+)
 _PARTS_OF_STATE = rb"\bfor[ \t]+\w+[ \t]*,[ \t]*(\w+)[ \t]+in[ \t]+[^\n]*\b%b\.items\(\)"
 _LOADER = re.compile(rb"^[ \t]+def[ \t]+load_state_dict[ \t]*\(", re.M)
 _NAME = re.compile(rb"\b[A-Z]\w*")
