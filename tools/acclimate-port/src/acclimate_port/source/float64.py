@@ -66,6 +66,7 @@ _OF_OTHERS = re.compile(
 _METHODS_OF_OTHERS = {"get_fdata", "to_numpy", "get_positions", "get_scaled_positions", "GetPositions"}
 _WHOLE = {"numpy.bincount", "numpy.arange", "numpy.histogram"}
 _WHOLE_IF_GIVEN = {"numpy.array", "numpy.asarray", "numpy.ascontiguousarray", "numpy.copy", "numpy.squeeze"}
+_OF_ANY = {"numpy.array", "numpy.asarray"}
 _WHOLE_METHODS = {"transpose", "copy", "reshape", "squeeze", "convert", "resize", "crop"}
 """Methods of arrays and images whose result has the numbers of the same type."""
 _SHAPES = {"trimesh": {"vertices", "vertex_normals"}, "open3d": {"points", "vertices", "normals"}}
@@ -283,7 +284,8 @@ class _Reader(Bindings):
         if isinstance(node, ast.BinOp):
             sides = (node.left, node.right)
             is_float = isinstance(node.op, ast.Div) or any(map(_is_float, sides))
-            made = frozenset({SURE}) if is_float and any(map(self._is_whole, sides)) else _NONE
+            is_whole = is_float and any(map(self._is_whole, sides))
+            made = frozenset({SURE}) if is_whole or self._is_share(node) else _NONE
             return made | self._numbers(node.left, depth) | self._numbers(node.right, depth)
         if isinstance(node, ast.UnaryOp):
             return self._numbers(node.operand, depth)
@@ -318,6 +320,18 @@ class _Reader(Bindings):
             return self._is_whole(node.args[0] if node.args else None, depth)
         is_kept = isinstance(node.func, ast.Attribute) and node.func.attr in _WHOLE_METHODS
         return is_kept and isinstance(node.func, ast.Attribute) and self._is_whole(node.func.value, depth)
+
+    def _is_share(self, node: ast.BinOp) -> bool:
+        """Whether an array that is made of any values is divided by its sum: ``x = np.asarray(counts)``."""
+        if not isinstance(node.op, ast.Div) or not isinstance(node.left, ast.Name):
+            return False
+        sums = [one for one in python_nodes(node.right) if isinstance(one, ast.Call)]
+        is_sum = any(dotted(one.func).rpartition(".")[2] == "sum" for one in sums)
+        is_own = any(isinstance(one, ast.Name) and one.id == node.left.id for one in python_nodes(node.right))
+        made = [value for _, value, part in self._bindings(node.left) if part < 0]
+        calls = [one for one in made if isinstance(one, ast.Call) and self._full(one.func) in _OF_ANY]
+        is_typed = any(self._has_dtype(one, 1) or _is_narrow(self._source(one)) for one in calls)
+        return is_sum and is_own and bool(calls) and not is_typed
 
     def _is_bound_to_whole(self, bound: Bound, depth: int) -> bool:
         _, value, part = bound
