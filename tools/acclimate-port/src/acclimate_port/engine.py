@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import libcst as cst
@@ -128,8 +129,9 @@ class Settings:
         return (not self.select or bool(names & self.select)) and not names & self.ignore
 
 
+@lru_cache(maxsize=2)
 def may_concern(source: bytes) -> bool:
-    """Whether a file can hold anything to port; a quick test of its bytes."""
+    """Whether a file can hold anything to port; a quick test of its bytes, made once for a file in turn."""
     text = source.lower()
     if not any(word in text for word in _TORCH):
         return False

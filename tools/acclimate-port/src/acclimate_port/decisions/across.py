@@ -378,13 +378,15 @@ class Across:
 
     def _code_within(self, places: list[Span]) -> Iterator[Symbol]:
         """The functions that code calls, imports, or names as methods of its own object."""
-        starts, named = self._code_named
         for place in places:
-            yield from named[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
+            starts, nodes = self._code_named
+            for node in nodes[bisect_left(starts, place.start) : bisect_left(starts, place.end)]:
+                if (code := self._code(node)).text:
+                    yield code
 
     @cached_property
-    def _code_named(self) -> tuple[list[int], list[Symbol]]:
-        """Where the file calls, imports or names functions, in order, and which."""
+    def _code_named(self) -> tuple[list[int], list[cst.Name | cst.Attribute]]:
+        """Where the file calls, imports or names functions, in order, and the names there."""
         file = self._file
         nodes: list[cst.CSTNode] = [call.func for call in file.tree.of_type(cst.Call)]
         nodes += [
@@ -396,13 +398,9 @@ class Across:
         ]
         for statement in file.tree.of_type(cst.ImportFrom):
             nodes += self._names_of(statement)
-        found = [
-            (file.span(node).start, self._code(node))
-            for node in nodes
-            if isinstance(node, (cst.Name, cst.Attribute))
-        ]
-        ordered = sorted((one for one in found if one[1].text), key=lambda one: one[0])
-        return [start for start, _ in ordered], [symbol for _, symbol in ordered]
+        named = [node for node in nodes if isinstance(node, (cst.Name, cst.Attribute))]
+        named.sort(key=lambda node: file.span(node).start)
+        return [file.span(node).start for node in named], named
 
     def _names_of(self, statement: cst.ImportFrom) -> Iterator[cst.CSTNode]:
         """A use of each name that an import binds, which has the name's full name."""

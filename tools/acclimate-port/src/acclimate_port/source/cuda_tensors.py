@@ -31,6 +31,7 @@ _PACKAGES = re.compile(
     re.M,
 )
 """Imports of packages for NVIDIA's GPUs that may not run when a file is imported, and kernels of numba."""
+_PACKAGE_WORDS = (*sorted(NEEDED | ONLY_QUERY), "nvmlInit", "numba")
 _OPTIONAL = (ast.If, ast.IfExp, ast.Try, ast.BoolOp, ast.Lambda)
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
@@ -99,7 +100,7 @@ def given_to_cuda(
     """
     text = text_of(source)
     is_likely = any(word in text for word in _USES_WORDS) and _USES.search(text) is not None
-    uses_package = _PACKAGES.search(text) is not None
+    uses_package = any(word in text for word in _PACKAGE_WORDS) and _PACKAGES.search(text) is not None
     module = module_of(source) if is_likely or uses_package else None
     if module is None:
         return {}
