@@ -33,7 +33,7 @@ from acclimate_port.rules.base import Finding, Outcome, Rule
 from acclimate_port.source.cuda_packages import CUDA_PACKAGES, OPERATORS
 from acclimate_port.source.device_choosers import IN_TEXTS
 from acclimate_port.source.survey import Survey
-from acclimate_port.source.tree import Span, parse_as_python, parsed
+from acclimate_port.source.tree import Span, parse_as_python
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d+|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
@@ -252,7 +252,7 @@ def _parse_again(text: str) -> None:
     try:
         parse_as_python(text)
     except (SyntaxError, ValueError):
-        parsed(text)
+        cst.parse_module(text)
 
 
 # -- finding -----------------------------------------------------------------------------------------

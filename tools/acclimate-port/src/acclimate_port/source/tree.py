@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ast
 import bisect
+import io
+import keyword as keywords
 import re
+import tokenize
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, lru_cache, partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 import libcst as cst
@@ -232,7 +235,7 @@ class Tree:
     def __init__(self, text: str) -> None:
         self.text = text
         self.bytes = text.encode()
-        self.module = parsed(text)
+        self.module, self._added = _parsed(text)
         self._parents: dict[int, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         """Each node before those in it, and otherwise from the end of the source to its start."""
@@ -284,7 +287,13 @@ class Tree:
     @cached_property
     def _spans(self) -> dict[int, Span]:
         """The bytes of each node. They take a fifth of the time, and nothing asks for them in many files."""
-        return _Spans(self.module).found
+        found = _Spans(self.module).found
+        added = self._added
+        if not added:
+            return found
+        return {
+            node: Span(*(at - bisect.bisect_left(added, at) for at in place)) for node, place in found.items()
+        }
 
     # -- positions -----------------------------------------------------------------------------------
 
@@ -623,25 +632,91 @@ class Tree:
         return {node.value for node in self.of_type(cst.Name)}
 
 
-def parsed(text: str) -> cst.Module:
-    """The syntax tree of a text.
+def _parsed(text: str) -> tuple[cst.Module, list[int]]:
+    """The syntax tree of a text, and the bytes of the tree's source that are spaces which the text lacks.
 
-    libcst checks each node that it makes. Of a parsed text that takes a sixth of the time, and some of Python
-    fails the check where a keyword has no space beside it: ``assert(a if b else c)``, ``1.if x else 2``.
+    libcst takes some of Python for an error where a keyword has no space beside it, such as
+    ``assert(a if b else c)``, ``else(lambda: x)`` and ``1.if x else 2``.
 
     Raises:
         libcst.ParserSyntaxError: it is not Python 3.
     """
-    checked = cst.CSTNode.__post_init__
-    cst.CSTNode.__post_init__ = _unchecked  # type: ignore[method-assign]
     try:
-        return cst.parse_module(text)
-    finally:
-        cst.CSTNode.__post_init__ = checked  # type: ignore[method-assign]
+        return cst.parse_module(text), []
+    except (cst.CSTValidationError, TypeError):
+        at = _beside_keywords(text)
+        if not at:
+            raise
+        parts = [text[start:end] for start, end in zip([0, *at], [*at, len(text)], strict=True)]
+        before = accumulate(len(part.encode()) for part in parts[:-1])
+        return cst.parse_module(" ".join(parts)), [place + index for index, place in enumerate(before)]
 
 
-def _unchecked(self: cst.CSTNode) -> None:
-    pass
+_TOUCHING = {tokenize.OP, tokenize.NUMBER, tokenize.STRING, tokenize.NAME}
+_TOUCHING.add(getattr(tokenize, "FSTRING_END", tokenize.STRING))
+_PREFIX = re.compile(r"[A-Za-z]*")
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A token of Python, with its place in the text."""
+
+    kind: int
+    text: str
+    start: int
+    end: int
+
+
+def _beside_keywords(text: str) -> list[int]:
+    """The places in a text where a keyword touches another token, in order."""
+    found = []
+    before = _Token(tokenize.ENDMARKER, "", -1, -1)
+    for token in _tokens(text):
+        touches = before.end == token.start and {before.kind, token.kind} <= _TOUCHING
+        if touches and (keywords.iskeyword(before.text) or keywords.iskeyword(token.text)):
+            found.append(token.start)
+        before = token
+    return found
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    """The tokens of a text, and before an f-string those in its fields, which Python gives from 3.12 on."""
+    lines = list(io.StringIO(text))
+    starts = [0, *accumulate(map(len, lines))]
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        start, end = (starts[line - 1] + column for line, column in (token.start, token.end))
+        if token.type == tokenize.STRING:
+            yield from _tokens_in_fields(token.string, start)
+        yield _Token(token.type, token.string, start, end)
+
+
+def _tokens_in_fields(literal: str, start: int) -> Iterator[_Token]:
+    """The tokens in the fields of an f-string, none of another string, also in fields of a format.
+
+    Args:
+        literal: the string with its prefix and quotes.
+        start: its place in the text.
+    """
+    prefix = _PREFIX.match(literal)
+    at = prefix.end() if prefix is not None else 0
+    if "f" not in literal[:at].lower():
+        return
+    quotes = 3 if literal[at : at + 3] in ('"""', "'''") else 1
+    at, end = at + quotes, len(literal) - quotes
+    while at < end:
+        if literal[at] != "{" or literal.startswith("{{", at):
+            at += 1 if literal[at] != "{" else 2
+            continue
+        depth = 0
+        # In parentheses a line end is white space, as it is in a field.
+        for token in _tokens(f"({literal[at + 1 : end]}"):
+            if depth == 1 and token.text in ("}", ":", "!"):
+                at += token.start
+                break
+            depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
+            if token.start:
+                yield replace(token, start=start + at + token.start, end=start + at + token.end)
+        at += 1
 
 
 @lru_cache(maxsize=2)
