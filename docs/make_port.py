@@ -56,7 +56,8 @@ Safe and unsafe edits:
   dtype, `.double()`, a reward of gym, `torchdiffeq.odeint`), the edits that choose the device are unsafe, and the reason
   names the line, if the program takes the host of a Mac today. With `--to torch` the same holds for code that gives
   tensors to torch's process groups (`DistributedDataParallel`, `all_reduce`), which have no kernels for these GPUs, if a
-  file of the project names gloo or no backend.
+  file of the project names gloo or no backend. In a file whose groups are all of gloo it holds with each target, whatever the
+  program takes today.
 - The same holds for functions of torch that have no kernel for Apple's GPUs (`ctc_loss`, `linalg.eigh`), and for a test that
   turns on the workers of a data loader in a script that a Mac cannot run in them. What gives tensors on the device to code
   that takes them from CUDA alone makes the device unsafe everywhere: an extension that runs where `x.device.type` is not

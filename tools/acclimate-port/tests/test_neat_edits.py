@@ -139,3 +139,12 @@ def test_a_condition_in_a_text_is_reported(target: str) -> None:
         'import pytest\n\n\n@pytest.mark.skipif("not torch.cuda.is_available()")\ndef test():\n    pass\n'
     )
     assert reasons(port_text(source, Settings(target))) == "the condition is a text, which no rule converts"
+
+
+def test_a_line_inside_a_block_of_tabs_is_indented_by_tabs_where_most_of_the_file_has_spaces() -> None:
+    spaces = "def f(x):\n  if x:\n    return 1\n  return 2\n\n\n"
+    tabs = "def g():\n\ttorch.cuda.synchronize()\n\n\ndef h():\n\tfor i in range(3):\n\t\ttorch.cuda.current_stream().synchronize()\n"
+    ported = port_text(f"import torch\n\n\n{spaces}{tabs}", Settings("torch")).text
+    assert ":\n\t\ttorch.accelerator.synchronize()\n" in ported
+    assert ":\n\t\t\ttorch.get_device_module(" in ported
+    assert not any(line.startswith("\t ") for line in ported.splitlines())

@@ -82,13 +82,17 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Ports the files; returns 2 if one could not be ported, 1 if ``--check`` finds something, else 0."""
+    was_on = gc.isenabled()
+    gc.disable()  # also between the files, where Python would look for cycles in all syntax trees
     try:
         return _port(args)
     except PortError as error:
         sys.stderr.write(f"acclimate port: error: {error}\n")
         return USER_ERROR
     finally:
-        gc.freeze()  # else Python looks for cycles in all syntax trees before it ends
+        gc.freeze()  # else it looks for them before it ends
+        if was_on:
+            gc.enable()
 
 
 def _port(args: argparse.Namespace) -> int:

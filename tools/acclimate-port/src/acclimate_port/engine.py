@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import libcst as cst
@@ -128,8 +129,9 @@ class Settings:
         return (not self.select or bool(names & self.select)) and not names & self.ignore
 
 
+@lru_cache(maxsize=2)
 def may_concern(source: bytes) -> bool:
-    """Whether a file can hold anything to port; a quick test of its bytes."""
+    """Whether a file can hold anything to port; a quick test of its bytes, made once for a file in turn."""
     text = source.lower()
     if not any(word in text for word in _TORCH):
         return False
@@ -196,13 +198,14 @@ def _port_once(
     text: str, settings: Settings, is_build_script: bool, is_package_init: bool, looks: dict[str, Look]
 ) -> tuple[Ported, bool]:
     """One run over a text, and whether another one may convert what this one left."""
-    if not (may_concern(text.encode()) or settings.concerns_all):
+    concerned = may_concern(text.encode())
+    if not (concerned or settings.concerns_all):
         return Ported(text), False
     if text not in looks:
         file = SourceFile(
             text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
         )
-        looks[text] = Look(file, _find(file, settings))
+        looks[text] = Look(file, _find(file, settings) if concerned else [])
     file = looks[text].file
     findings = [copy(finding) for finding in looks[text].findings]  # decisions change them
     decisions, facts = _decide(file, findings, settings)

@@ -456,3 +456,12 @@ def test_a_choice_stays_with_the_modules_of_a_table_that_it_runs(
     results = ported_project(tmp_path, files, target)
     found = [one for one in results["main.py"].sites if one.rule == "available-choice"]
     assert [one.safe for one in found] == [entry == "plain"], found
+
+
+@EACH_TARGET
+def test_a_test_of_an_elif_that_raises_is_decided_like_any_other(target: str) -> None:
+    source = (
+        "import torch\n\n\ndef f(use):\n    if not use:\n        pass\n"
+        f"    elif not {AVAILABLE}:\n        raise ValueError\n    else:\n        torch.randn(2, device='cuda')\n"
+    )
+    assert [one.status for one in port_text(source, Settings(target)).sites] == [Status.CONVERTED] * 2

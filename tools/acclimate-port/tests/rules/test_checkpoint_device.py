@@ -212,6 +212,11 @@ KEEPING = {
         "    def _load_from_state_dict(\n        self, saved, prefix, *rest\n    ):\n"
         "        self.register_buffer('bank', saved[prefix + 'bank'])\n"
     ),
+    "each part of it": (
+        "    def load_state_dict(self, saved):\n        for name, value in saved.items():\n"
+        "            setattr(self, name, value)\n"
+    ),
+    "all of it": "    def load_state_dict(self, saved):\n        self.__dict__.update(saved)\n",
     "more state": "    def set_extra_state(self, saved):\n        self.bank = saved['bank']\n",
     "a hook": (
         "    def __init__(self):\n        self._register_load_state_dict_pre_hook(self.take)\n\n"

@@ -61,7 +61,7 @@ SENT = {
     "a shared model": "    net = net.to(device)\n    net.share_memory()\n",
     "a shared tensor": "    x = torch.zeros(3).cuda().share_memory_()\n",
     "a model that another statement moves": "    net.cuda()\n    net.share_memory()\n",
-    "an argument of a process": "    mp.set_start_method('spawn')\n    net.to(device)\n    mp.Process(target=work, args=(0, net))\n",
+    "an argument of a process": "    net.to(device)\n    mp.Process(target=work, args=(0, net))\n",
     "an argument of spawned processes": "    x = torch.zeros(3, device=device)\n    mp.spawn(work, nprocs=2, args=(x,))\n",
     "a tensor in a queue": "    q.put(torch.zeros(3).to(device).detach())\n",
 }
@@ -73,7 +73,6 @@ NOT_SENT = {
     "a model in another type": "    net = net.to(torch.float16)\n    net.share_memory()\n",
     "a device": "    mp.spawn(work, nprocs=2, args=(device,))\n",
     "a number in a queue": "    q.put(net.to(device)(3).item())\n",
-    "an argument of a copy of the process": "    net.to(device)\n    mp.Process(target=work, args=(0, net))\n",
 }
 
 
@@ -102,12 +101,16 @@ def test_an_extension_that_the_project_builds_is_known_by_its_name() -> None:
 
 @pytest.mark.parametrize("kind", SENT)
 def test_what_another_process_gets_from_the_device_is_found(kind: str) -> None:
-    assert [*given_to_cuda(START + SENT[kind])] == ["main"]
+    assert [*given_to_cuda(START + SENT[kind], spawns=True)] == ["main"]
 
 
 @pytest.mark.parametrize("kind", NOT_SENT)
 def test_what_another_process_gets_from_elsewhere_is_not_found(kind: str) -> None:
-    assert given_to_cuda(START + NOT_SENT[kind]) == {}
+    assert given_to_cuda(START + NOT_SENT[kind], spawns=True) == {}
+
+
+def test_a_copy_of_the_process_gets_no_tensor() -> None:
+    assert given_to_cuda(START + SENT["an argument of a process"]) == {}
 
 
 @EACH_TARGET

@@ -149,6 +149,17 @@ def test_an_item_of_a_data_set_comes_to_the_device_in_a_batch(kind: str) -> None
     assert not float64(data + loop.format(".float()")).on_device
 
 
+@pytest.mark.parametrize(
+    ("end", "is_set"), [("", False), ("\n    def __len__(self):\n        return 3\n", True)]
+)
+def test_a_class_with_a_length_and_items_is_a_data_set(end: str, is_set: bool) -> None:
+    text = (
+        f"{HEAD}\n\nclass Data:\n    def __getitem__(self, i):\n        return np.ones(i)\n{end}"
+        "\n\ndef f(loader, device):\n    for x in loader:\n        x = x.to(device)\n"
+    )
+    assert bool(float64(text).on_device) is is_set
+
+
 @EACH_TARGET
 def test_the_choice_of_a_device_names_the_line_of_such_a_number(target: str) -> None:
     text = f"{HEAD}\ndevice = {CHOICE}\nx = torch.tensor(np.zeros(3)).to(device)\n"
@@ -353,6 +364,7 @@ MOVES = {
     "a list": "batch = [value.to(device) for value in batch]",
     "a function without a name": "batch = list(map(lambda value: value.to(device), batch))",
     "a function": "batch = move(batch, device)",
+    "its parts": "_, batch = batch\n        batch = batch.to(device)",
 }
 ITEMS = {
     "an array": "np.random.rand(3)",
@@ -376,6 +388,17 @@ def test_batches_of_64_bits_hold_back_a_device_however_they_are_moved(
         text = SET.format(item=given, move=MOVES[move], choice=CHOICE)
         found = ported_project(tmp_path / status.value, {"main.py": text}, target)["main.py"]
         assert site(found, CHOICE).status is status, found
+
+
+@pytest.mark.parametrize("loop", ["bar", "enumerate(bar)"])
+def test_batches_are_known_behind_a_bar_that_shows_how_many_are_done(loop: str) -> None:
+    data = SET.partition("\n\ndef run")[0].format(item="np.ones(3), 1")
+    text = (
+        f"{data}\n\ndef f(device):\n    given = DataLoader(Data())\n    bar = tqdm(given)\n"
+        f"    for pair in {loop}:\n        pair = [one.to(device) for one in pair]\n"
+    )
+    assert "f" in float64(text).on_device
+    assert "f" not in float64(text.replace("tqdm(given)", "rows(given)")).on_device
 
 
 @EACH_TARGET

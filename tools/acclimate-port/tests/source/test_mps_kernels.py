@@ -56,6 +56,11 @@ def test_a_call_with_a_kernel_is_not_found(kind: str) -> None:
     assert without_mps(code(WITH[kind])) == {}
 
 
+def test_an_import_of_a_part_of_torch_binds_torch() -> None:
+    source = "import torch.nn.functional\n\n\ndef f(x):\n    return torch.linalg.eigh(x)\n"
+    assert without_mps(source) == {"f": 5}
+
+
 @EACH_TARGET
 @pytest.mark.parametrize("is_choice", [True, False])
 def test_a_loss_of_another_file_holds_back_a_program_that_takes_the_host_of_a_mac(

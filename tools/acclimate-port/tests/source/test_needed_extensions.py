@@ -46,6 +46,8 @@ def test_names_of_extensions_are_found_that_a_variable_holds() -> None:
         ("from .xformers import attend\n", 0),
         ("import xformers.ops\n", 1),
         ("try:\n    import deform_attn\nexcept ImportError:\n    deform_attn = None\n", 0),
+        ("try:\n    from .lib import deform_attn\nexcept ImportError:\n    import deform_attn\n", 2),
+        ("try:\n    import own\nexcept ImportError:\n    import deform_attn\n", 0),
         ("import bitsandbytes\n", 0),
         ('import importlib\nops = importlib.import_module("fused_softmax_cuda")\n', 2),
         ('import importlib\nops = importlib.import_module("deform_attn")\n', 2),

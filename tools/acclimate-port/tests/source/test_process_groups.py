@@ -8,7 +8,7 @@ import pytest
 
 from acclimate_port.engine import Status
 from acclimate_port.source.process_groups import on_groups
-from porting import ported_project, site
+from porting import EACH_TARGET, ported_project, site
 
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
 MAIN = f"import torch\nfrom start import start, wrap\n\nstart()\nwrap(torch.nn.Linear(2, 2).to({CHOICE}))\n"
@@ -56,6 +56,19 @@ def test_a_device_that_is_always_cudas_is_not_of_the_host(tmp_path: Path) -> Non
     files = {"main.py": main, "start.py": START.format(backend="'gloo'", wrapped="DDP(model)")}
     found = site(ported_project(tmp_path, files, "torch")["main.py"], "torch.nn.Linear(2, 2).cuda()")
     assert found.status is Status.CONVERTED
+
+
+@EACH_TARGET
+@pytest.mark.parametrize(
+    ("backend", "status"), [("'gloo'", Status.UNSAFE), ("'nccl'", Status.CONVERTED), ("", Status.CONVERTED)]
+)
+def test_a_device_that_is_always_cudas_stays_in_a_file_whose_groups_are_all_of_gloo(
+    backend: str, status: Status, target: str, tmp_path: Path
+) -> None:
+    start = START.format(backend=backend, wrapped="DDP(model)")
+    main = f"import torch\n{start}\n\nstart()\nwrap(torch.nn.Linear(2, 2).cuda())\n"
+    found = ported_project(tmp_path, {"main.py": main}, target)["main.py"]
+    assert site(found, "torch.nn.Linear(2, 2).cuda()").status is status
 
 
 def test_what_exchanges_tensors_is_found_by_its_function() -> None:

@@ -55,6 +55,7 @@ from acclimate_port.decisions.symbols import (
     sources,
 )
 from acclimate_port.source.device_choosers import BY_CALL
+from acclimate_port.source.survey import takes_gloo
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
@@ -120,6 +121,8 @@ class Across:
         # acclimate's own backend for such devices stages through the host. gloo and torch's choice do not.
         is_of_torch = file.target.name == "torch"
         is_staged_by_none = file.survey.groups_on_host if is_of_torch else file.survey.names_gloo
+        # In a file that has no other group, a program ends there also if it takes no host today.
+        is_of_gloo = takes_gloo(file.tree.bytes)
         self._relying[_IMPORT] += self._device.needing_import
         for index in self._device.groups[Kind.PLACE]:
             self._relying[_LOAD].append(index)
@@ -128,12 +131,13 @@ class Across:
                 self._relying[Symbol(Kind.UNKNOWN, text)].append(index)
             if home := self._outermost(decisions[index].finding.node):
                 self._relying[Symbol(Kind.USE, f"here:{home}")].append(index)
-            if may_take_host(file, decisions[index].finding):
-                for text in self._homes(index):
+            takes_host = may_take_host(file, decisions[index].finding)
+            for text in self._homes(index):
+                if takes_host:
                     self._relying[Symbol(Kind.WIDE, text)].append(index)
                     self._relying[Symbol(Kind.KERNEL, text)].append(index)
-                    if is_staged_by_none:
-                        self._relying[Symbol(Kind.GROUP, text)].append(index)
+                if is_of_gloo or (takes_host and is_staged_by_none):
+                    self._relying[Symbol(Kind.GROUP, text)].append(index)
         for index in self._device.turned_off:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)
@@ -374,13 +378,15 @@ class Across:
 
     def _code_within(self, places: list[Span]) -> Iterator[Symbol]:
         """The functions that code calls, imports, or names as methods of its own object."""
-        starts, named = self._code_named
         for place in places:
-            yield from named[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
+            starts, nodes = self._code_named
+            for node in nodes[bisect_left(starts, place.start) : bisect_left(starts, place.end)]:
+                if (code := self._code(node)).text:
+                    yield code
 
     @cached_property
-    def _code_named(self) -> tuple[list[int], list[Symbol]]:
-        """Where the file calls, imports or names functions, in order, and which."""
+    def _code_named(self) -> tuple[list[int], list[cst.Name | cst.Attribute]]:
+        """Where the file calls, imports or names functions, in order, and the names there."""
         file = self._file
         nodes: list[cst.CSTNode] = [call.func for call in file.tree.of_type(cst.Call)]
         nodes += [
@@ -392,13 +398,9 @@ class Across:
         ]
         for statement in file.tree.of_type(cst.ImportFrom):
             nodes += self._names_of(statement)
-        found = [
-            (file.span(node).start, self._code(node))
-            for node in nodes
-            if isinstance(node, (cst.Name, cst.Attribute))
-        ]
-        ordered = sorted((one for one in found if one[1].text), key=lambda one: one[0])
-        return [start for start, _ in ordered], [symbol for _, symbol in ordered]
+        named = [node for node in nodes if isinstance(node, (cst.Name, cst.Attribute))]
+        named.sort(key=lambda node: file.span(node).start)
+        return [file.span(node).start for node in named], named
 
     def _names_of(self, statement: cst.ImportFrom) -> Iterator[cst.CSTNode]:
         """A use of each name that an import binds, which has the name's full name."""

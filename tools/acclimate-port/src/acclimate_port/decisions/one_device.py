@@ -367,7 +367,7 @@ class OneDevice:
         block = self._file.tree.parent(statement) if isinstance(statement, cst.If) else None
         if not isinstance(statement, cst.If) or block is None or not leaves(statement.body):
             return False
-        lines = list(getattr(block, "body", ()))
+        lines = list(block.body) if isinstance(block, (cst.Module, cst.IndentedBlock)) else []  # no `elif`
         later = lines[lines.index(statement) + 1 :] if statement in lines else []
         return any(not self._all.counted([self._file.span(one)]) for one in later)
 

@@ -60,6 +60,7 @@ _FEW_STEPS = 5
 
 _OF_VALUES = (
     *(Kind.WIDE, Kind.GROUP, Kind.KERNEL, Kind.BOUND, Kind.UNKNOWN, Kind.FLOAT64, Kind.SPLIT, Kind.IMPORT),
+    Kind.SENT,
 )
 """What is known of each file that has been read, also if it was not ported."""
 _ALSO_IN_ONE_FILE = (

@@ -76,6 +76,8 @@ class Kind(Enum):
     """Code that reads the devices which `torch.nn.DataParallel` splits a batch over."""
     FLOAT64 = "float64"
     """A number of 64 bits that a function gets."""
+    SENT = "sent"
+    """An object that holds tensors of the device, and a parameter that gets one."""
     ANSWER = "answer"
     """A function that asks for CUDA, and whose result may say so."""
     USE = "use"

@@ -32,6 +32,7 @@ from acclimate_port.source.outline import Outline, blocks_of_refused, outline, o
 from acclimate_port.source.parallel_reads import parallel_reads
 from acclimate_port.source.process_groups import on_groups
 from acclimate_port.source.saved_files import saved_files
+from acclimate_port.source.sent_objects import sent_objects
 from acclimate_port.source.settings_files import (
     chosen_by,
     devices_given,
@@ -76,7 +77,11 @@ class FileResult:
     content: Content | None = None
     """How its text becomes bytes."""
     facts: Facts = field(default_factory=Facts)
-    """What other files must know of it."""
+    """What other files must know of what becomes of it."""
+    values: Facts = field(default_factory=Facts)
+    """What other files must know of its text, whatever becomes of it."""
+    loads: frozenset[int] = frozenset()
+    """The lines of the checkpoints that its edits load to a device."""
 
     @property
     def changed(self) -> bool:
@@ -340,14 +345,14 @@ def _port_again(
     lookups = Lookups()
 
     def project() -> Project:
-        known = {path: one.facts for path, one in results.items() if path.suffix in _PROGRAMS}
+        known = {path: _facts_of(one) for path, one in results.items() if path.suffix in _PROGRAMS}
         return Project({**known, **others}, lookups)
 
     first = project()
     between = first.between(_words)
     # They are not ported, so nothing in them relies on others.
     asked = {
-        one.path: replace(one.facts, relies=frozenset())
+        one.path: replace(_facts_of(one), relies=frozenset())
         for one in processes.port({path: {} for path in between}, concerns_all=True)
     }
     others |= {path: asked[path] for path in between}
@@ -358,27 +363,23 @@ def _port_again(
         for path, own in found.items():
             doubts[path] = {**own, **doubts.get(path, {})}
         for result in processes.port({path: doubts[path] for path in found}):
-            facts = replace(result.facts, outline=results[result.path].facts.outline)
-            results[result.path] = replace(result, facts=facts)
+            before = results[result.path]
+            facts = replace(result.facts, outline=before.facts.outline)
+            results[result.path] = replace(result, facts=facts, values=before.values)
 
 
-def _with_values(facts: Facts, source: str | bytes, known: Survey, sites: Sequence[Site] = ()) -> Facts:
-    """The facts of a file with those about its numbers of 64 bits, its kernels and its checkpoints.
+def _values(source: str | bytes, known: Survey) -> Facts:
+    """The facts of a file about its numbers of 64 bits, its kernels and its checkpoints.
 
     Args:
-        facts: the other facts.
         source: the file.
         known: facts from all files.
-        sites: what was found in it; loads that are edited are no facts.
     """
-    loaded = {
-        one.line for one in sites if one.code == "ACC307" and one.safe and one.status is Status.CONVERTED
-    }
     found = float64(source)
     stays = {Symbol(Kind.WIDE, f"here:{home}"): line for home, line in found.on_device.items()}
     stays |= {Symbol(Kind.GROUP, f"here:{home}"): line for home, line in on_groups(source).items()}
     stays |= {Symbol(Kind.KERNEL, f"here:{home}"): line for home, line in without_mps(source).items()}
-    bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers)
+    bound = given_to_cuda(source, known.extensions, by_workers=known.loads_by_workers, spawns=known.spawns)
     stays |= {Symbol(Kind.BOUND, f"here:{home}"): line for home, line in bound.items()}
     unknown = unknown_code(source, known)
     stays |= {Symbol(Kind.UNKNOWN, f"here:{home}"): line for home, line in unknown.items()}
@@ -387,12 +388,27 @@ def _with_values(facts: Facts, source: str | bytes, known: Survey, sites: Sequen
         stays[Symbol(Kind.IMPORT, f"here:{MODULE}")] = line
     implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
     implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]
-    implied = (*facts.implies, *implies)
+    if known.spawns:
+        objects = sent_objects(source)
+        stays |= {Symbol(Kind.SENT, text): line for text, line in objects.holding.items()}
+        implies += [
+            (Symbol(Kind.SENT, one), Symbol(Kind.BOUND, f"here:{home}")) for one, home in objects.sent
+        ]
+        implies += [(Symbol(Kind.SENT, one), Symbol(Kind.SENT, other)) for one, other in objects.passed]
     if line := parallel_reads(source):
         stays[Symbol(Kind.SPLIT, "any:device_ids")] = line
-    files = saved_files(source)
-    files = replace(files, loads=frozenset(one for one in files.loads if one[0] not in loaded))
-    return replace(facts, stays=facts.stays | stays, implies=implied, files=files)
+    return Facts(stays=stays, implies=tuple(implies), files=saved_files(source))
+
+
+def _facts_of(result: FileResult) -> Facts:
+    """All facts of a file; checkpoints that its edits load to another device are none."""
+    return _joined(result.facts, result.values, result.loads)
+
+
+def _joined(facts: Facts, values: Facts, loaded: frozenset[int] = frozenset()) -> Facts:
+    files = replace(values.files, loads=frozenset(one for one in values.files.loads if one[0] not in loaded))
+    implied = (*facts.implies, *values.implies)
+    return replace(facts, stays=facts.stays | values.stays, implies=implied, files=files)
 
 
 def _of_settings(path: Path, text: str) -> Facts:
@@ -407,7 +423,7 @@ def _of_other(path: Path, known: Survey) -> Facts:
     code = _code(path, _bytes(path))
     if module_of(code) is None:
         return _of_refused(code)
-    return _with_values(Facts(outline(code)), code, known)
+    return _joined(Facts(outline(code)), _values(code, known))
 
 
 def _code(path: Path, data: bytes) -> str:
@@ -552,31 +568,39 @@ def _ported(path: Path, text: str, settings: Settings, looks: dict[str, Look] | 
         )
         return FileResult(path, text, text, sites)
     if path.suffix != ".ipynb":
-        _refuse_deep(text)
+        if not settings.elsewhere:  # else it has been read before
+            _refuse_deep(text)
         # What a package exports may be called inside an autocast of the CPU.
         known = replace(settings.survey, autocasts_on_host=True) if _is_in_package(path) else settings.survey
         settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known.of_file(path))
         builds = known.is_for_builds(path) or is_build_script(path, text.encode())
-        own = _outline(text, settings)
+        own, values = _of_source(text, settings, known)
         ported = port_text(text, settings, builds, path.name == "__init__.py", looks)
-        facts = _with_values(replace(ported.facts, outline=own), text, known, ported.sites)
-        return FileResult(path, text, ported.text, ported.sites, facts=facts)
+        facts = replace(ported.facts, outline=own)
+        return FileResult(
+            path, text, ported.text, ported.sites, facts=facts, values=values, loads=_loaded(ported.sites)
+        )
     try:
         notebook = Notebook(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"it is not a notebook that can be written back: {error}") from error
     _refuse_deep(notebook.source)
-    own = _outline(notebook.source, settings)
+    own, values = _of_source(notebook.source, settings, settings.survey)
     ported = port_text(notebook.source, settings, looks=looks)
     sites = tuple(_in_cell(notebook, site) for site in ported.sites)
     after = text if ported.text == notebook.source else notebook.with_source(ported.text)
-    facts = _with_values(replace(ported.facts, outline=own), notebook.source, settings.survey, ported.sites)
-    return FileResult(path, text, after, sites, facts=facts)
+    facts, loads = replace(ported.facts, outline=own), _loaded(ported.sites)
+    return FileResult(path, text, after, sites, facts=facts, values=values, loads=loads)
 
 
-def _outline(source: str, settings: Settings) -> Outline:
-    """A file's outline; an empty one where it is ported again, as the outline is known by then."""
-    return Outline() if settings.elsewhere else outline(source)
+def _loaded(sites: Sequence[Site]) -> frozenset[int]:
+    converted = (one for one in sites if one.safe and one.status is Status.CONVERTED)
+    return frozenset(one.line for one in converted if one.code == "ACC307")
+
+
+def _of_source(source: str, settings: Settings, known: Survey) -> tuple[Outline, Facts]:
+    """A file's outline and values; empty ones where it is ported again, as these are known by then."""
+    return (Outline(), Facts()) if settings.elsewhere else (outline(source), _values(source, known))
 
 
 def _in_cell(notebook: Notebook, site: Site) -> Site:

@@ -83,7 +83,7 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
     if isinstance(statement, cst.Expr):
         margin = margin_of(file, statement) if not call.lpar else None
         if margin is not None:
-            return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
+            return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent_at(call)}", *parts)
         return (*parts, f" if {condition} else None")
     on_host = spelling.on_host.replace("'", quote)
     if isinstance(statement, cst.Arg) and not statement.star:
@@ -397,7 +397,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
         if file.span(node).start == min(file.span(ask).start for ask in asks):
             condition = f"if {file.target.device_type} {host_test(file.quote(node), WITHOUT_STREAMS)}:"
-            before = f"{condition}{file.tree.newline}{margin}{file.tree.indent}"
+            before = f"{condition}{file.tree.newline}{margin}{file.tree.indent_at(node)}"
             edits.append(insert(file.span(statement).start, before))
         return self.convert(file, node, *edits, claims=(node.func,))
 

@@ -31,11 +31,11 @@ _PACKAGES = re.compile(
     re.M,
 )
 """Imports of packages for NVIDIA's GPUs that may not run when a file is imported, and kernels of numba."""
+_PACKAGE_WORDS = (*sorted(NEEDED | ONLY_QUERY), "nvmlInit", "numba")
 _OPTIONAL = (ast.If, ast.IfExp, ast.Try, ast.BoolOp, ast.Lambda)
 _NATIVE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 """Names of compiled modules."""
 _SETTINGS = re.compile(r"config|default", re.IGNORECASE)
-_SPAWNS = re.compile(r"[\"'](?:spawn|forkserver)[\"']")
 _STARTS_PROCESSES = re.compile(r"[\"'](?:spawn|forkserver)[\"']|\bProcessPoolExecutor\(")
 _QUEUE = re.compile(r"queue|pipe|conn|(^|_)q$|pool", re.IGNORECASE)
 _SEND = {"share_memory", "share_memory_", "put", "send", "spawn", "Process"}
@@ -86,6 +86,7 @@ def given_to_cuda(
     extensions: frozenset[str] = frozenset(),
     *,
     by_workers: bool = False,
+    spawns: bool = False,
 ) -> dict[str, int]:
     """The functions and classes whose code does so, and the first line.
 
@@ -95,10 +96,11 @@ def given_to_cuda(
         source: the file.
         extensions: the names of extensions for CUDA that the project builds.
         by_workers: whether the project loads data in other processes, which get what a dataset holds.
+        spawns: whether the project starts processes that are no copies of the one that starts them.
     """
     text = text_of(source)
     is_likely = any(word in text for word in _USES_WORDS) and _USES.search(text) is not None
-    uses_package = _PACKAGES.search(text) is not None
+    uses_package = any(word in text for word in _PACKAGE_WORDS) and _PACKAGES.search(text) is not None
     module = module_of(source) if is_likely or uses_package else None
     if module is None:
         return {}
@@ -112,7 +114,7 @@ def given_to_cuda(
         home = statement.name if isinstance(statement, _HOMES) else MODULE
         lines = [*_beside_host(statement, natives)] if natives else []
         if is_parallel or "share_memory" in text:
-            lines += _sent(module if home is MODULE else statement, statement, bool(_SPAWNS.search(text)))
+            lines += _sent(module if home is MODULE else statement, statement, spawns)
         if by_workers and isinstance(statement, ast.ClassDef):
             lines += _held_by_dataset(statement)
         if workers is not None:
@@ -231,7 +233,7 @@ def _sent(scope: ast.AST, statement: ast.AST, spawns: bool) -> Iterator[int]:
     """The lines that share a tensor or module on the device with another process, or send it there."""
     calls = [one for one in python_nodes(statement) if isinstance(one, ast.Call)]
     calls = [one for one in calls if last_python_name(one.func) in _SEND]
-    moved = _moved(scope) if calls else set()
+    moved = moved_names(scope) if calls else set()
     for call in calls:
         name = last_python_name(call.func)
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
@@ -247,7 +249,7 @@ def _sent(scope: ast.AST, statement: ast.AST, spawns: bool) -> Iterator[int]:
                 yield call.lineno
 
 
-def _moved(scope: ast.AST) -> set[str]:
+def moved_names(scope: ast.AST) -> set[str]:
     """The names and attributes that a scope puts on a device."""
     found: set[str] = set()
     for node in python_nodes(scope):
@@ -312,7 +314,7 @@ def _given_by_worker(statement: ast.AST, workers: set[str]) -> Iterator[int]:
         names = workers | ({"__getitem__", "__iter__"} if is_data else set())
         functions += [one for one in statement.body if isinstance(one, _FUNCTIONS) and one.name in names]
     for function in functions:
-        moved = _moved(function)
+        moved = moved_names(function)
         for node in python_nodes(function):
             if isinstance(node, (ast.Return, ast.Yield)):
                 parts = python_nodes(node.value) if node.value is not None else []
@@ -342,10 +344,10 @@ def _taken_by_others(scope: ast.AST, statement: ast.AST, text: str) -> Iterator[
         elif name in _SEND_BY_RPC and "rpc" in text:
             given = next((one.value for one in call.keywords if one.arg == "args"), None)
             elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
-            yield from [call.lineno] if any(_is_moved(one, _moved(scope)) for one in elements) else []
+            yield from ([call.lineno] if any(_is_moved(one, moved_names(scope)) for one in elements) else [])
         elif name in _SEND_BY_MPI and "mpi4py" in text and owner:
             given_all = [part for one in call.args for part in (getattr(one, "elts", [one]))]
-            yield from [call.lineno] if any(_is_moved(one, _moved(scope)) for one in given_all) else []
+            yield from ([call.lineno] if any(_is_moved(one, moved_names(scope)) for one in given_all) else [])
 
 
 def _packages_tried(module: ast.Module) -> set[str]:
@@ -430,7 +432,7 @@ def _held_by_dataset(owner: ast.ClassDef) -> Iterator[int]:
     if not any(last_python_name(base).endswith("Dataset") for base in owner.bases):
         return
     for method in (one for one in owner.body if isinstance(one, _FUNCTIONS) and one.name == "__init__"):
-        moved = _moved(method)
+        moved = moved_names(method)
         for node in python_nodes(method):
             if isinstance(node, ast.Assign) and _is_moved(node.value, moved):
                 targets = (_text(target) for target in node.targets)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from acclimate_port.source.tree import LEAVES, parse_as_python, python_nodes, text_of
+from acclimate_port.source.bindings import Bindings, Bound, dotted, parameters
+from acclimate_port.source.tree import parse_as_python, python_nodes, text_of
 
-MODULE = "<module>"
 REASON = "Apple's MPS has no float64: {place} makes a float64 tensor on the device"
 _WIDE_TYPES = {
     *("float64", "double", "float_", "longdouble", "complex128", "cdouble", "complex_", "float", "d", "f8"),
@@ -68,6 +66,7 @@ _OF_OTHERS = re.compile(
 _METHODS_OF_OTHERS = {"get_fdata", "to_numpy", "get_positions", "get_scaled_positions", "GetPositions"}
 _WHOLE = {"numpy.bincount", "numpy.arange", "numpy.histogram"}
 _WHOLE_IF_GIVEN = {"numpy.array", "numpy.asarray", "numpy.ascontiguousarray", "numpy.copy", "numpy.squeeze"}
+_OF_ANY = {"numpy.array", "numpy.asarray"}
 _WHOLE_METHODS = {"transpose", "copy", "reshape", "squeeze", "convert", "resize", "crop"}
 """Methods of arrays and images whose result has the numbers of the same type."""
 _SHAPES = {"trimesh": {"vertices", "vertex_normals"}, "open3d": {"points", "vertices", "normals"}}
@@ -123,9 +122,6 @@ _RESULT = "="
 """Ends the symbol of what a function gives, and goes before the number of its part."""
 _DEPTH = 12
 
-_Bound = tuple[int, ast.AST | None, int]
-"""The line of a binding, the value, and which of its parts it is; -1 for the whole."""
-
 SURE, SCALAR, GAME, BATCH = "float64", "float64 scalar", "game", "batch"
 Evidence = frozenset[str]
 """Why a value may be of 64 bits: the words above, or the symbols of parameters that may get such numbers."""
@@ -162,11 +158,6 @@ _LOADS = re.compile(r"load|batch|data|iter|train|test|val", re.IGNORECASE)
 """What a loop over batches goes over."""
 
 
-_BINDING = {
-    *(ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.For),
-    *(ast.comprehension, ast.withitem),
-}
-"""What gives names their values."""
 _READ = {ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Dict, ast.Call}
 """What brings numbers somewhere."""
 
@@ -183,7 +174,7 @@ def float64(source: str | bytes) -> Float64:
         return Float64()
 
 
-class _Reader:
+class _Reader(Bindings):
     """Reads one module.
 
     Args:
@@ -194,92 +185,9 @@ class _Reader:
     def __init__(self, text: str, module: ast.Module) -> None:
         self._text = text
         self._lines = text.splitlines()
-        self._nodes = python_nodes(module)
-        self._around: dict[int, ast.AST] = {}
-        self._imports: dict[str, str] = {}
-        self._packages: set[str] = set()
-        self._bound: dict[tuple[int, str], list[_Bound]] = defaultdict(list)
-        """By the scope and the name, or the text of an attribute: line, value, and index of its part."""
+        super().__init__(module)
         self._known: dict[int, Evidence] = {}
         self._functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
-        self._defined = {one.name for one in module.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
-        for node in self._nodes:
-            if type(node) in LEAVES:
-                continue
-            for name in node._fields:
-                value = getattr(node, name, None)
-                for one in value if type(value) is list else (value,):
-                    if isinstance(one, ast.AST):
-                        self._around[id(one)] = node
-        for node in self._nodes:
-            if type(node) in _BINDING:
-                self._bind(node)
-
-    # -- names -------------------------------------------------------------------------------------------
-
-    def _bind(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                first = alias.name.partition(".")[0]
-                self._packages.add(first)
-                self._imports[alias.asname or first] = alias.name if alias.asname else first
-        elif isinstance(node, ast.ImportFrom):
-            start = "." * node.level + (node.module or "")
-            self._packages.add(start.partition(".")[0])
-            for alias in node.names:
-                full = f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
-                self._imports[alias.asname or alias.name] = full
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                self._bind_target(target, node.value, -1)
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            self._bind_target(node.target, node.value, -1)
-        elif isinstance(node, (ast.AugAssign, ast.For, ast.comprehension)):
-            self._bind_target(node.target, node, -1)
-        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            called = node.context_expr
-            is_shown = isinstance(called, ast.Call) and _dotted(called.func).rpartition(".")[2] == "tqdm"
-            self._bind_target(node.optional_vars, called if is_shown else None, -1)
-
-    def _bind_target(self, target: ast.AST, value: ast.AST | None, part: int) -> None:
-        if isinstance(target, (ast.Tuple, ast.List)):
-            for index, one in enumerate(target.elts):
-                held = value
-                at = index
-                if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
-                    held, at = value.elts[index], -1
-                self._bind_target(one, held, at)
-        elif isinstance(target, ast.Name):
-            self._bound[id(self._scope(target)), target.id].append((target.lineno, value, part))
-        elif isinstance(target, ast.Attribute):
-            self._bound[0, _dotted(target)].append((target.lineno, value, part))
-
-    def _ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        at = self._around.get(id(node))
-        while at is not None:
-            yield at
-            at = self._around.get(id(at))
-
-    def _scope(self, node: ast.AST) -> ast.AST | None:
-        """The function around a node, or ``None`` for the module's or a class's code."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-        return next((one for one in self._ancestors(node) if isinstance(one, kinds)), None)
-
-    def _full(self, node: ast.AST) -> str:
-        """The full name of what an import gives; a name of its own stays as it is, and others are ``""``."""
-        text = _dotted(node)
-        first, dot, rest = text.partition(".")
-        return f"{self._imports[first]}{dot}{rest}" if first in self._imports else text
-
-    def _home(self, node: ast.AST) -> list[str]:
-        """The names by which other code runs or reads the code of a node."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        around = [one for one in self._ancestors(node) if isinstance(one, kinds)]
-        if around:
-            return [around[-1].name]
-        statements = [one for one in (node, *self._ancestors(node)) if isinstance(one, ast.Assign)]
-        names = [one.id for held in statements for one in held.targets if isinstance(one, ast.Name)]
-        return [*names, MODULE]
 
     # -- dtypes ------------------------------------------------------------------------------------------
 
@@ -331,47 +239,6 @@ class _Reader:
 
     # -- values ------------------------------------------------------------------------------------------
 
-    def _bindings(self, name: ast.Name) -> list[_Bound]:
-        """What is bound to a name: the last of its function before the use, or all that the module binds."""
-        scope: ast.AST | None = self._scope(name)
-        while scope is not None:
-            held = self._bound.get((id(scope), name.id), [])
-            before = [one for one in held if one[0] < name.lineno]
-            if before or held:
-                return [max(before, key=lambda one: one[0])] if before else held
-            if name.id in _parameters(scope):
-                return []
-            scope = self._scope(scope)
-        held = self._bound.get((id(None), name.id), [])
-        before = [one for one in held if one[0] < name.lineno] if self._scope(name) is None else held
-        return [max(before, key=lambda one: one[0])] if before is not held and before else before or held
-
-    def _parameter(self, name: ast.Name) -> list[str]:
-        """The texts of the symbols of a name that is a parameter."""
-        function = self._scope(name)
-        while function is not None and name.id not in _parameters(function):
-            if (id(function), name.id) in self._bound:
-                return []
-            function = self._scope(function)
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return []
-        owner = self._around.get(id(function))
-        listed = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-        if isinstance(owner, ast.ClassDef):
-            is_static = any(_dotted(one) == "staticmethod" for one in function.decorator_list)
-            listed = listed if is_static else listed[1:]
-            is_maker = function.name == "__init__"
-            if is_maker and isinstance(self._around.get(id(owner)), ast.Module):
-                texts = [f"here:{owner.name}"]
-            else:
-                texts = [f"self:{owner.name}.{function.name}", f"any:{function.name}"]
-        elif isinstance(owner, ast.Module):
-            texts = [f"here:{function.name}"]
-        else:
-            return []
-        ends = [name.id, *(f"#{at}" for at, one in enumerate(listed) if one == name.id)]
-        return [f"{text}({end})" for text in texts for end in ends]
-
     def _numbers(self, node: ast.AST | None, depth: int = _DEPTH) -> Evidence:
         """Why a value of numpy or of Python is of 64 bits."""
         if node is None or not depth:
@@ -392,7 +259,7 @@ class _Reader:
         if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return _NONE
-            text = _dotted(node)
+            text = dotted(node)
             if text.startswith("self.") and text.count(".") == 1:
                 found, held = _NONE, self._bound.get((0, text), [])
                 for _, value, part in held:
@@ -417,7 +284,8 @@ class _Reader:
         if isinstance(node, ast.BinOp):
             sides = (node.left, node.right)
             is_float = isinstance(node.op, ast.Div) or any(map(_is_float, sides))
-            made = frozenset({SURE}) if is_float and any(map(self._is_whole, sides)) else _NONE
+            is_whole = is_float and any(map(self._is_whole, sides))
+            made = frozenset({SURE}) if is_whole or self._is_share(node) else _NONE
             return made | self._numbers(node.left, depth) | self._numbers(node.right, depth)
         if isinstance(node, ast.UnaryOp):
             return self._numbers(node.operand, depth)
@@ -453,12 +321,24 @@ class _Reader:
         is_kept = isinstance(node.func, ast.Attribute) and node.func.attr in _WHOLE_METHODS
         return is_kept and isinstance(node.func, ast.Attribute) and self._is_whole(node.func.value, depth)
 
-    def _is_bound_to_whole(self, bound: _Bound, depth: int) -> bool:
+    def _is_share(self, node: ast.BinOp) -> bool:
+        """Whether an array that is made of any values is divided by its sum: ``x = np.asarray(counts)``."""
+        if not isinstance(node.op, ast.Div) or not isinstance(node.left, ast.Name):
+            return False
+        sums = [one for one in python_nodes(node.right) if isinstance(one, ast.Call)]
+        is_sum = any(dotted(one.func).rpartition(".")[2] == "sum" for one in sums)
+        is_own = any(isinstance(one, ast.Name) and one.id == node.left.id for one in python_nodes(node.right))
+        made = [value for _, value, part in self._bindings(node.left) if part < 0]
+        calls = [one for one in made if isinstance(one, ast.Call) and self._full(one.func) in _OF_ANY]
+        is_typed = any(self._has_dtype(one, 1) or _is_narrow(self._source(one)) for one in calls)
+        return is_sum and is_own and bool(calls) and not is_typed
+
+    def _is_bound_to_whole(self, bound: Bound, depth: int) -> bool:
         _, value, part = bound
         is_sound = isinstance(value, ast.Call) and self._full(value.func) == "scipy.io.wavfile.read"
         return part == 1 if is_sound else part < 0 and self._is_whole(value, depth)
 
-    def _of_game(self, name: str, held: list[_Bound]) -> Evidence:
+    def _of_game(self, name: str, held: list[Bound]) -> Evidence:
         """Whether a name is one of what a game gives, and the file does not show numbers of fewer bits."""
         if not _GAME.match(name):
             return _NONE
@@ -472,7 +352,7 @@ class _Reader:
         if isinstance(value, (ast.For, ast.comprehension)):
             return False
         if isinstance(value, (ast.Name, ast.Attribute)) and depth:
-            text = _dotted(value)
+            text = dotted(value)
             held = self._bindings(value) if isinstance(value, ast.Name) else self._bound.get((0, text), [])
             return any(self._is_typed(one, depth - 1) for _, one, _ in held)
         if isinstance(value, ast.Call) and depth:
@@ -510,7 +390,7 @@ class _Reader:
                 return _NONE if _is_narrow(self._source(call)) else sure
             if name in ("fit_transform", "transform", "inverse_transform"):
                 return self._numbers(held, depth) & sure
-            if name in ("reset", "step") and re.search(r"env", _dotted(held)):
+            if name in ("reset", "step") and re.search(r"env", dotted(held)):
                 return frozenset({GAME})
             if name in _RANDOM and isinstance(held, (ast.Name, ast.Attribute, ast.Call)):
                 makers = self._values(held)
@@ -525,7 +405,7 @@ class _Reader:
                 return self._numbers(held, depth) | self._result(call)
         if isinstance(call.func, ast.Name) and call.func.id in self._functions:
             return self._returned(self._functions[call.func.id], depth)
-        if full == "map" and call.args and _dotted(call.args[0]) == "float":
+        if full == "map" and call.args and dotted(call.args[0]) == "float":
             return sure
         if full.rpartition(".")[2] in ("train_test_split", "list", "tuple", "zip", "reversed", "sorted"):
             return frozenset().union(*(self._numbers(one, depth) for one in call.args)) - {GAME}
@@ -539,7 +419,7 @@ class _Reader:
 
     def _method(self, call: ast.Call) -> ast.FunctionDef | None:
         """The method of the class around a call that it runs: ``self.filter(n)``."""
-        if not isinstance(call.func, ast.Attribute) or _dotted(call.func.value) != "self":
+        if not isinstance(call.func, ast.Attribute) or dotted(call.func.value) != "self":
             return None
         owner = next((one for one in self._ancestors(call) if isinstance(one, ast.ClassDef)), None)
         own = (one for one in (owner.body if owner is not None else ()) if isinstance(one, ast.FunctionDef))
@@ -554,7 +434,7 @@ class _Reader:
         """The full names of the calls whose result a name holds."""
         if isinstance(node, ast.Call):
             return [self._full(node.func)]
-        held = self._bindings(node) if isinstance(node, ast.Name) else self._bound.get((0, _dotted(node)), [])
+        held = self._bindings(node) if isinstance(node, ast.Name) else self._bound.get((0, dotted(node)), [])
         return [self._full(value.func) for _, value, _ in held if isinstance(value, ast.Call)]
 
     def _of_numpy(self, call: ast.Call, full: str, depth: int) -> Evidence:
@@ -623,17 +503,18 @@ class _Reader:
             for _, value, part in self._bindings(node):
                 given = value.value if isinstance(value, ast.AugAssign) else value
                 is_known = part < 0 or isinstance(given, (ast.Call, ast.For, ast.comprehension))
-                found |= self._tensor(given, depth) if is_known else _NONE
+                of_whole = self._tensor(given, depth)
+                found |= of_whole if is_known else of_whole & {BATCH}  # `x, y = batch`
                 found |= self._result(given, part) if part >= 0 and isinstance(given, ast.Call) else _NONE
             return found
         if isinstance(node, (ast.For, ast.comprehension)):
-            batches = frozenset({BATCH}) if _LOADS.search(self._source(node.iter)) else _NONE
+            batches = frozenset({BATCH}) if self._gives_batches(node.iter) else _NONE
             made = [*self._made_for(node.iter, depth), *self._entries(node.iter)]
             return batches.union(*(self._tensor(one, depth) for one in made))
         if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return _NONE
-            text = _dotted(node)
+            text = dotted(node)
             if text.startswith("self.") and text.count(".") == 1:
                 held = self._bound.get((0, text), [])
                 return frozenset().union(*(self._tensor(value, depth) for _, value, part in held if part < 0))
@@ -781,12 +662,14 @@ class _Reader:
 
     def _items(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
         """Notes the items of 64 bits of a data set; a loader makes float64 of Python's own numbers, too."""
-        methods = [
-            one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "__getitem__"
-        ]
+        methods = {one.name: one for one in owner.body if isinstance(one, ast.FunctionDef)}
+        # A loader takes any object with a length and items.
+        is_like_one = not owner.bases and "__len__" in methods
+        is_set = is_like_one or any("Dataset" in dotted(base) for base in owner.bases)
         waiting: list[ast.AST | None] = []
-        for method in methods if any("Dataset" in _dotted(base) for base in owner.bases) else ():
-            waiting += [one.value for one in python_nodes(method) if isinstance(one, ast.Return)]
+        if is_set and "__getitem__" in methods:
+            found = python_nodes(methods["__getitem__"])
+            waiting += [one.value for one in found if isinstance(one, ast.Return)]
         while waiting:
             value = waiting.pop()
             if isinstance(value, (ast.Tuple, ast.List)):
@@ -802,11 +685,11 @@ class _Reader:
 
     def _is_of_floats(self, node: ast.AST) -> bool:
         """Whether a value is a number with a point, also one of a list: ``self.labels[index]``."""
-        held: list[_Bound] = []
+        held: list[Bound] = []
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             held = self._bindings(node.value)
         elif isinstance(node, ast.Subscript):
-            held = self._bound.get((0, _dotted(node.value)), [])
+            held = self._bound.get((0, dotted(node.value)), [])
         return _is_float(node) or any(value is not None and _holds_float(value) for _, value, _ in held)
 
     def _values_of_samples(self, owner: ast.ClassDef, given: dict[str, int]) -> None:
@@ -874,7 +757,7 @@ class _Reader:
     def _is_given(self, node: ast.AST) -> bool:
         """Whether a value is a parameter, also of a lambda or of a function inside another."""
         scope = self._scope(node) if isinstance(node, ast.Name) else None
-        return isinstance(node, ast.Name) and scope is not None and node.id in _parameters(scope)
+        return isinstance(node, ast.Name) and scope is not None and node.id in parameters(scope)
 
     def _is_of_unknown_array(self, node: ast.AST | None, depth: int = 6) -> bool:
         """Whether a tensor is made of an array, as it is, whose dtype the module does not show."""
@@ -912,11 +795,23 @@ class _Reader:
         for made in (one for loop in loops for one in self._made_for(loop.iter, 6)):
             if isinstance(made, ast.Call) and self._full(made.func) == "torch.from_numpy" and made.args:
                 array = made.args[0]
-                is_joined = isinstance(array, ast.Call) and _dotted(array.func).rpartition(".")[2] in _JOIN
+                is_joined = isinstance(array, ast.Call) and dotted(array.func).rpartition(".")[2] in _JOIN
                 array = array.args[0] if is_joined and isinstance(array, ast.Call) and array.args else array
                 if self._is_unknown_array(array):
                     return True
         return False
+
+    def _gives_batches(self, node: ast.AST, depth: int = 6) -> bool:
+        """Whether a loop may go over batches, by its words or those of what is bound to a name in them."""
+        if _LOADS.search(self._source(node)):
+            return True
+        if isinstance(node, ast.Name) and depth:
+            bound = [(value, part) for _, value, part in self._bindings(node)]
+            held = [one.iter for one, _ in bound if isinstance(one, ast.For)]
+            held += [one for one, part in bound if part < 0 and isinstance(one, ast.Call)]
+            return any(self._gives_batches(one, depth - 1) for one in held)
+        is_one = isinstance(node, ast.Call) and _GIVES_BATCHES.search(dotted(node.func).rpartition(".")[2])
+        return bool(is_one) and any(self._gives_batches(one, depth) for one in getattr(node, "args", ()))
 
     def _made_for(self, node: ast.AST | None, depth: int) -> list[ast.expr]:
         """The tensors of the dataset whose batches a loop gets."""
@@ -927,7 +822,7 @@ class _Reader:
             return [one for value in held for one in self._made_for(value, depth - 1)]
         if not isinstance(node, ast.Call):
             return []
-        name = _dotted(node.func).rpartition(".")[2]
+        name = dotted(node.func).rpartition(".")[2]
         if name == "TensorDataset":
             return node.args
         dataset = node.args[0] if node.args else _word(node, "dataset")
@@ -946,7 +841,7 @@ class _Reader:
         if isinstance(node, ast.Subscript):
             return self._is_unknown_array(node.value)
         if isinstance(node, ast.Call):
-            text = _dotted(node.func)
+            text = dotted(node.func)
             return (
                 bool(self._called(node))
                 and not _WHOLE_NUMBERS.search(text)
@@ -954,10 +849,10 @@ class _Reader:
             )
         if not isinstance(node, (ast.Name, ast.Attribute)):
             return False
-        name = _dotted(node).rpartition(".")[2]
+        name = dotted(node).rpartition(".")[2]
         if not name or _WHOLE_NUMBERS.search(name.lower()) or self._is_typed(node):
             return False
-        held = self._bindings(node) if isinstance(node, ast.Name) else self._bound.get((0, _dotted(node)), [])
+        held = self._bindings(node) if isinstance(node, ast.Name) else self._bound.get((0, dotted(node)), [])
         if isinstance(node, ast.Name) and not held:
             return bool(self._parameter(node))
         return all(value is not None and isinstance(value, (ast.Name, ast.Attribute)) for _, value, _ in held)
@@ -1068,22 +963,6 @@ class _Reader:
             for text in sorted(found - {SURE, SCALAR, GAME, BATCH}):
                 passed[text, f"{called}({end})"] = None
 
-    def _called(self, call: ast.Call) -> str:
-        """The text of the symbol of a function that may be the project's own."""
-        text = _dotted(call.func)
-        first, _, rest = text.partition(".")
-        if first in self._imports:
-            full = self._full(call.func)
-            is_librarys = full.partition(".")[0] in _LIBRARIES
-            return "" if is_librarys else f"from:{full}"
-        if text in self._defined:
-            return f"here:{text}"
-        if first == "self" and rest and "." not in rest:
-            owner = next((one for one in self._ancestors(call) if isinstance(one, ast.ClassDef)), None)
-            return f"self:{owner.name}.{rest}" if owner is not None else ""
-        is_method = isinstance(call.func, ast.Attribute) and call.func.attr not in _METHODS_OF_ALL
-        return f"any:{call.func.attr}" if is_method and isinstance(call.func, ast.Attribute) else ""
-
     def _source(self, node: ast.AST | None) -> str:
         """The lines of a node, from its first to its last column."""
         if not isinstance(node, (ast.expr, ast.stmt)):
@@ -1094,46 +973,18 @@ class _Reader:
         return "\n".join(self._lines[first : last + 1])
 
 
-_LIBRARIES = {
-    *("torch", "numpy", "os", "sys", "math", "typing", "logging", "collections", "functools"),
-    *("transformers", "scipy", "sklearn", "pandas", "matplotlib", "random", "json", "re", "time", "tqdm"),
-    *("cv2", "PIL"),
-}
-_METHODS_OF_ALL = {
-    *("append", "extend", "format", "join", "get", "pop", "write", "add", "update", "insert", "plot", "to"),
-    *("cuda", "view", "reshape", "mean", "sum", "astype", "copy", "item", "index", "save", "print", "log"),
-    *("split", "items", "add_scalar", "imshow", "scatter", "hist", "set_title", "info", "debug", "warning"),
-    *("randint", "choice", "step"),
-}
-
-
 def _is_result(text: str) -> bool:
     """Whether a piece of evidence is the symbol of what a function gives."""
     return f"({_RESULT}" in text
-
-
-def _dotted(node: ast.AST | None) -> str:
-    """The text of a name with dots; ``""`` if it has other parts."""
-    if isinstance(node, ast.Attribute):
-        owner = _dotted(node.value)
-        return f"{owner}.{node.attr}" if owner else ""
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _word(call: ast.Call, word: str) -> ast.AST | None:
     return next((one.value for one in call.keywords if one.arg == word), None)
 
 
-def _parameters(function: ast.AST) -> set[str]:
-    given = getattr(function, "args", None)
-    if not isinstance(given, ast.arguments):
-        return set()
-    return {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-
-
 def _is_host(node: ast.AST) -> bool:
     """Whether a device is the host's name: ``"cpu"``, ``torch.device("cpu")``."""
-    if isinstance(node, ast.Call) and node.args and _dotted(node.func).endswith("device"):
+    if isinstance(node, ast.Call) and node.args and dotted(node.func).endswith("device"):
         return _is_host(node.args[0])
     return isinstance(node, ast.Constant) and str(node.value).partition(":")[0] in ("cpu", "None", "meta")
 
@@ -1144,7 +995,7 @@ def _is_float(node: ast.AST) -> bool:
         return _is_float(node.operand)
     if isinstance(node, ast.BinOp):
         return _is_float(node.left) or _is_float(node.right) or isinstance(node.op, ast.Div)
-    is_call = isinstance(node, ast.Call) and _dotted(node.func) == "float"
+    is_call = isinstance(node, ast.Call) and dotted(node.func) == "float"
     return is_call or (isinstance(node, ast.Constant) and isinstance(node.value, float))
 
 
@@ -1159,7 +1010,7 @@ def _is_number(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_number(node.left) and _is_number(node.right)
     if isinstance(node, ast.Call):
-        return _dotted(node.func) in ("float", "int", "len")
+        return dotted(node.func) in ("float", "int", "len")
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 

@@ -18,13 +18,17 @@ from acclimate_port.source.cuda_packages import (
 )
 from acclimate_port.source.device_choosers import BY_CALL, BY_IMPORT
 
-FOLLOW_TORCH = {
+_FOR_ANY_AS_TORCH = {
     *("torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchrl", "torchmetrics", "torchao"),
-    *("torchtune", "torchtitan", "functorch", "torch_geometric", "torch_scatter", "torch_sparse", "ignite"),
-    *("transformers", "diffusers", "accelerate", "peft", "trl", "safetensors", "timm", "optimum"),
-    *("deepspeed", "acclimate", "lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities"),
-    *("monai", "kornia", "botorch", "gpytorch", "linear_operator", "pyro", "open_clip", "clip", "einops"),
-    *("lpips", "piq", "huggingface_hub", "skorch", "pytorch3d", "tensordict"),
+    *("torchtune", "torchtitan", "functorch", "torch_geometric", "transformers", "diffusers", "accelerate"),
+    *("peft", "trl", "safetensors", "timm", "optimum", "deepspeed", "acclimate", "tensordict", "einops"),
+}
+"""Packages that follow torch's devices, and mean any accelerator by a flag or a number."""
+FOLLOW_TORCH = _FOR_ANY_AS_TORCH | {
+    *("torch_scatter", "torch_sparse", "ignite"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities"),
+    *("monai", "kornia", "botorch", "gpytorch", "linear_operator", "pyro", "open_clip", "clip"),
+    *("lpips", "piq", "huggingface_hub", "skorch", "pytorch3d"),
     *("segment_anything", "torchdiffeq", "torchsde", "torchcde", "torchinfo"),
     *("fvcore", "iopath", "ptflops", "pytorch_msssim", "segmentation_models_pytorch", "efficientnet_pytorch"),
     *("pretrainedmodels", "loralib", "x_transformers", "rotary_embedding_torch", "opt_einsum", "evaluate"),
@@ -45,13 +49,10 @@ BUILT_ON_TORCH = FOLLOW_TORCH | {
     *("fairscale", "fairseq", "mmcv", "mmengine", "detectron2", "nemo", "megatron", "lm_eval"),
 }
 """Those and others, which choose a device by themselves or have operators of their own."""
-_TAKE_TENSORS = {
-    *("ultralytics", "whisperx", "spacy", "thinc", "torchcodec", "taichi", "warp"),
-    *("bitsandbytes", "spconv", "torchsparse", "MinkowskiEngine"),
-}
+_WITH_DEVICES_AND_TENSORS = {"ultralytics", "whisperx", "spacy", "thinc", "torchcodec", "taichi", "warp"}
+_TAKE_TENSORS = _WITH_DEVICES_AND_TENSORS | {"bitsandbytes", "spconv", "torchsparse", "MinkowskiEngine"}
 """Packages with devices or layers of their own that get torch's tensors."""
-OF_OTHERS = {
-    *("ultralytics", "whisperx", "spacy", "thinc", "torchcodec", "taichi", "warp"),
+OF_OTHERS = _WITH_DEVICES_AND_TENSORS | {
     *("faster_whisper", "ctranslate2", "xgboost", "lightgbm", "catboost", "onnxruntime", "onnx"),
     *("sklearn", "tokenizers", "jax", "jaxlib", "tensorflow", "cupy", "cuml", "cudf"),
     *("numba", "llama_cpp", "paddle", "paddleocr", "mxnet", "openvino", "tensorrt"),
@@ -66,10 +67,7 @@ KEEP_SETTINGS = {
     *("numpy", "pandas", "ray", "optuna", "submitit", "dill", "cloudpickle", "joblib", "six", "typeguard"),
 }
 """Packages that store, show or pass on settings, and choose no device by them."""
-FOR_ANY = {
-    *("torch", "torchvision", "torchaudio", "torchdata", "torchtext", "torchmetrics", "torchao", "torchtune"),
-    *("torchtitan", "functorch", "accelerate", "transformers", "diffusers", "peft", "trl", "deepspeed"),
-    *("acclimate", "safetensors", "optimum", "timm", "tensordict", "torchrl", "torch_geometric", "einops"),
+FOR_ANY = _FOR_ANY_AS_TORCH | {
     *("pytest", "click", "typer", "pydantic", "attr", "parameterized", "hypothesis", "nose", "matplotlib"),
     *("seaborn", "scipy", "datasets", "psutil", "packaging", "requests", "colorama", "termcolor"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from acclimate_port.source.names_of_torch import names_of_torch
 from acclimate_port.source.tree import last_python_name, module_of, python_nodes, text_of
 
 MODULE = "<module>"
@@ -79,7 +80,7 @@ def without_mps(source: str | bytes) -> dict[str, int]:
     module = module_of(source) if is_likely else None
     if module is None:
         return {}
-    full = _names_of_torch(module)
+    full = names_of_torch(module)
     found: dict[str, int] = {}
     for statement in module.body:
         is_home = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
@@ -89,17 +90,6 @@ def without_mps(source: str | bytes) -> dict[str, int]:
         if lines:
             found.setdefault(home, min(lines))
     return found
-
-
-def _names_of_torch(module: ast.Module) -> dict[str, str]:
-    """The full names of what a module imports from torch: ``torch.nn.functional`` of ``F``."""
-    found: dict[str, str] = {}
-    for node in python_nodes(module):
-        if isinstance(node, ast.Import):
-            found |= {one.asname or one.name.partition(".")[0]: one.name for one in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
-    return {name: full for name, full in found.items() if full.partition(".")[0] == "torch"}
 
 
 def _has_none(call: ast.Call, names: dict[str, str]) -> bool:

@@ -67,15 +67,28 @@ def line_that_needs_cuda(source: str | bytes, extensions: frozenset[str]) -> int
     if not is_built and not imports_texts and not any(name in text for name in (*NEEDED, *extensions)):
         return 0
     module = module_of(source)
-    for statement in _always_run(module.body) if module is not None else ():
+    by_call = is_built or imports_texts
+    return 0 if module is None else _line_in(module.body, text if by_call else "", extensions)
+
+
+def _line_in(block: list[ast.stmt], text: str, extensions: frozenset[str]) -> int:
+    """The first line of a block that needs CUDA's toolkit; ``text`` is ``""`` if no call may need it."""
+    for statement in _always_run(block):
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             if _needs(statement, extensions):
                 return statement.lineno
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) and (is_built or imports_texts):
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) and text:
             calls = [one for one in python_nodes(statement) if isinstance(one, ast.Call)]
+            is_built = _BUILDS in text and ".cu" in text
             builds = any(last_python_name(one.func) in _LOADS and _names_kernels(one, text) for one in calls)
             if (is_built and builds) or any(_imports_extension(one, extensions) for one in calls):
                 return statement.lineno
+        elif isinstance(statement, ast.Try) and statement.handlers:
+            # Another way to the extension: `except ImportError: import fused_cuda`.
+            ways = [statement.body, *(one.body for one in statement.handlers if not _raises(one))]
+            lines = [_line_in(one, text, extensions) for one in ways]
+            if all(lines):
+                return lines[0]
     return 0
 
 

@@ -28,8 +28,10 @@ _COPIED = (
     rb"(?![^\n]*(?:super\(|\.to\(|\.cuda\(|_like\(|\.shape|\.size\(|\.item\(|\b(?:len|int|float|bool|str)\())"
 )
 _KEEPS_STATE = (
-    rb"^[ \t]+(?:self\.[\w.]+(?:\[[^\]\n]*\])?[ \t]*=|(?:self\.register_buffer|setattr)\()%b[^\n]*\b%b\b"
+    rb"^[ \t]+(?:self\.[\w.]+(?:\[[^\]\n]*\])?[ \t]*="
+    rb"|(?:self\.register_buffer|setattr|self\.__dict__\.update)\()%b[^\n]*\b%b\b"
 )
+_PARTS_OF_STATE = rb"\bfor[ \t]+\w+[ \t]*,[ \t]*(\w+)[ \t]+in[ \t]+[^\n]*\b%b\.items\(\)"
 _LOADER = re.compile(rb"^[ \t]+def[ \t]+load_state_dict[ \t]*\(", re.M)
 _NAME = re.compile(rb"\b[A-Z]\w*")
 _GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
@@ -120,6 +122,7 @@ _IMPORT_OF_PACKAGE = re.compile(
 _IMPORT_OF_LIGHTNING = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_lightning|lightning|lightning_fabric)\b", re.M
 )
+_SPAWNS = re.compile(rb"[\"'](?:spawn|forkserver)[\"']")
 _WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 _ARGUMENTS = rb"\(((?:[^()]|\([^()]*\))*)\)"
 _TAKES_BACKEND = re.compile(
@@ -220,6 +223,9 @@ class Survey:
 
     built: frozenset[str] = frozenset()
     """The names of all extensions that a build script builds, also of those that modules are named like."""
+
+    spawns: bool = False
+    """Whether a file starts processes that are no copies of its own, as each program of a Mac does."""
 
     @cached_property
     def backends_used(self) -> frozenset[str]:
@@ -322,7 +328,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_own_loaders(source)),
         _keeps_state(source),
         names_of_host or (b"init_process_group(" in source and _DEFAULT_GROUP.search(source) is not None),
-        bool(names_of_host and _NAMES_GLOO.search(source) and not _CHOOSES_BACKEND.search(source)),
+        takes_gloo(source),
         frozenset(_mocked(source)),
         b"num_workers" in source and _HAS_WORKERS.search(source) is not None,
         frozenset(backends_given(source)),
@@ -334,7 +340,14 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(
             [path.parent.name if path.name == "__init__.py" else path.stem] if path is not None else []
         ),
+        spawns=_SPAWNS.search(source) is not None,
     )
+
+
+def takes_gloo(source: bytes) -> bool:
+    """Whether a file makes a process group of gloo on every machine."""
+    is_likely = any(word in source for word in _HOST_BACKENDS) and _NAMES_GLOO.search(source) is not None
+    return is_likely and _CHOOSES_BACKEND.search(source) is None
 
 
 def _lines(source: bytes, word: bytes) -> Iterator[bytes]:
@@ -443,7 +456,9 @@ def _keeps_state(source: bytes) -> bool:
                 source, source.find(b":", method.end())
             )
             body = source[method.end() : end.start() if end is not None else None]
-            if re.search(_KEEPS_STATE % (_COPIED, method["state"]), body, re.M):
+            parts = re.findall(_PARTS_OF_STATE % method["state"], body)
+            names_of_it = b"(?:%b)" % b"|".join((method["state"], *parts))
+            if re.search(_KEEPS_STATE % (_COPIED, names_of_it), body, re.M):
                 return True
     return False
 

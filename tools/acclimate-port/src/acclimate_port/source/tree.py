@@ -321,6 +321,11 @@ class Tree:
         end = self.line_starts[line] if line < len(self.line_starts) else len(self.bytes)
         return self.bytes[start:end].decode().rstrip("\r\n")
 
+    def indent_at(self, node: cst.CSTNode) -> str:
+        """What the lines of the block around a node are indented by; another block may have other spaces."""
+        block = self.around(node, cst.IndentedBlock)
+        return self.indent if block is None or block.indent is None else block.indent
+
     def of_type(self, kind: type[Node]) -> list[Node]:
         """Every node of one class, as :attr:`nodes` orders them.
 

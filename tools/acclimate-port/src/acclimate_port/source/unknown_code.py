@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from acclimate_port.source.calls_by_text import IMPORTING
 from acclimate_port.source.known_packages import KNOWN
 from acclimate_port.source.named_in_texts import NamedInTexts, Names
+from acclimate_port.source.names_of_torch import names_of_torch
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import module_of, python_nodes, text_of
 
@@ -54,7 +55,7 @@ def unknown_code(source: str | bytes, known: Survey) -> dict[str, int]:
         return {}
     names = {name for node in python_nodes(module) for name in _unknown_names(node, known)}
     lines = _lines_of_texts(text_of(source), module, known)
-    of_torch = _names_of_torch(module)
+    of_torch = names_of_torch(module)
     homes = [(one.name if isinstance(one, _HOMES) else MODULE, one) for one in module.body]
     found: dict[str, list[int]] = defaultdict(list)
     for home, statement in homes:
@@ -121,17 +122,6 @@ def _lines_of_texts(text: str, module: ast.Module, known: Survey) -> set[int]:
     }
 
 
-def _names_of_torch(module: ast.Module) -> dict[str, str]:
-    """The full names of what the file imports of torch."""
-    found: dict[str, str] = {}
-    for node in python_nodes(module):
-        if isinstance(node, ast.Import):
-            found |= {one.asname or one.name.partition(".")[0]: one.name for one in node.names if one.asname}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
-            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
-    return {"torch": "torch", **found}
-
-
 def _is_loaded(node: ast.AST, names: dict[str, str]) -> bool:
     """Whether code names an operator that is not torch's, or loads code: ``torch.ops.own.f``."""
     if isinstance(node, ast.Call):
@@ -152,5 +142,5 @@ def _full_name(node: ast.AST, names: dict[str, str]) -> str:
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    first = names.get(node.id, "") if isinstance(node, ast.Name) else ""
-    return ".".join([first, *reversed(parts)]) if first.partition(".")[0] == "torch" else ""
+    first = names.get(node.id) if isinstance(node, ast.Name) else None
+    return ".".join([first, *reversed(parts)]) if first is not None else ""
