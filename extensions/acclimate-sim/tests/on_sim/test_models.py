@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from torch import nn
 from acclimate import get_accelerator
 
 acc = get_accelerator()
+
+
+def small_llama(transformers: Any) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
 
 
 def both(net: nn.Module, *inputs: torch.Tensor) -> None:
@@ -180,11 +189,7 @@ def test_safetensors_loads_to_the_device(tmp_path: Path) -> None:
 def test_transformers_places_a_model_with_device_map(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="device_map needs the accelerate package")
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    host = transformers.LlamaForCausalLM(config)
+    host = small_llama(transformers)
     host.save_pretrained(tmp_path)
     prompt = torch.tensor([[1, 2, 3]])
     expected = host.generate(prompt, max_new_tokens=8, do_sample=False)
@@ -198,11 +203,7 @@ def test_transformers_places_a_model_with_device_map(tmp_path: Path) -> None:
 
 def test_transformers_generates_the_hosts_tokens() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    model, prompt = transformers.LlamaForCausalLM(config), torch.tensor([[1, 2, 3]])
+    model, prompt = small_llama(transformers), torch.tensor([[1, 2, 3]])
     expected = model.generate(prompt, max_new_tokens=8, do_sample=False)
     assert model.to("sim").generate(prompt.to("sim"), max_new_tokens=8, do_sample=False).cpu().equal(expected)
 
@@ -212,12 +213,8 @@ def test_ranks_draw_on_the_device_of_their_layer_and_keep_the_random_numbers_of_
     from acclimate.llm.split.layers.randomness import RankRandomness
     from acclimate.llm.split.planning.make_plan import make_plan
 
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
     with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config)
+        model = small_llama(transformers)
     acc.manual_seed_all(5)
     places = range(acc.device_count())
     assert len(places) > 1
