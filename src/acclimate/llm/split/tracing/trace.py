@@ -135,8 +135,7 @@ class Trace:
         try:
             # Without this, tensors that the model creates would be on the default device, not the copy's.
             watching = self._watching()
-            with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad(), watching:
-                torch.default_generator.manual_seed(0)  # torch.manual_seed() seeds all devices
+            with torch.device("cpu"), _seeded(), torch.enable_grad(), watching:
                 found = example(self.model) if example is not None else self._call(is_rich)
             if isinstance(watching, CalledLinears):
                 called = sorted(watching.found())
@@ -226,9 +225,8 @@ class Trace:
                 self.stand_ins.replaying(replay),
                 torch.device("cpu"),
                 NoEmptyAttention(),
-                torch.random.fork_rng(devices=[]),
+                _seeded(),
             ):
-                torch.default_generator.manual_seed(0)
                 self.modules[block](*args, **kwargs)
             return replay
         finally:
@@ -250,6 +248,17 @@ class Trace:
         finally:
             for restore in reversed(undo):
                 restore()
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """Random numbers of the host from one seed in the ``with`` block; the program's go on after it.
+
+    Not by ``torch.manual_seed``, which seeds devices whose state is not kept.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
 
 
 def _without_weights(model: nn.Module) -> nn.Module:
